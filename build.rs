@@ -1,9 +1,9 @@
-//! Says where the images of the device's kernels are (`kernels/compile.rs`).
+//! Sets where the crate finds the images of the device's kernels (`kernels/compile.rs`).
 //!
-//! Says whether the simulated GPU is there (`cfg(simgpu)`), which some of the library's tests run on: a published package leaves it out.
+//! Sets `cfg(simgpu)` if the simulated GPU is present. Some of the library's tests need it; published packages omit it.
 //!
-//! With `COLLECTIVES_LOOM` the library's tests are built for its models, and nothing else can be. The flag is set here, not in
-//! `RUSTFLAGS`, which would have every dependency compiled once more.
+//! With `COLLECTIVES_LOOM`, only the library's tests can be built, for the models of loom. The flag is set here, not in
+//! `RUSTFLAGS`, which would compile every dependency again.
 
 #[path = "kernels/compile.rs"]
 mod compile;

@@ -1,6 +1,6 @@
-//! A rank in one NCCL communicator with ranks of torch.distributed: `benches/gpu/beside-torch` starts both.
+//! A rank that shares an NCCL communicator with ranks of torch.distributed: `benches/gpu/beside-torch` starts both.
 //!
-//! `beside_torch HOST PORT RANK WORLD_SIZE`: HOST and PORT are those of the store of a
+//! `beside_torch HOST PORT RANK WORLD_SIZE`: HOST and PORT are the address of the store of a
 //! `torch.distributed.init_process_group("nccl", store=…)`. Rank 0 must be a PyTorch rank. It creates the unique id
 //! when its process group is created with a `device_id`. Both sides need the same NCCL (`COLLECTIVES_NCCL_LIBRARY`).
 
@@ -60,7 +60,7 @@ fn unique_id(store: &TcpStore) -> Result<UniqueId, Box<dyn Error>> {
         std::thread::sleep(Duration::from_millis(20));
     };
     let bytes = store.get(key, LIMIT)?;
-    Ok(UniqueId::from_bytes(bytes.try_into().map_err(|bytes: Vec<u8>| format!("{key} has {} bytes and not 128", bytes.len()))?))
+    Ok(UniqueId::from_bytes(bytes.try_into().map_err(|bytes: Vec<u8>| format!("{key} has {} bytes instead of 128", bytes.len()))?))
 }
 
 fn reduced(comm: &NcclCommunicator, stream: &Arc<CudaStream>, rank: usize) -> Result<Vec<i64>, Box<dyn Error>> {

@@ -2,7 +2,7 @@
 //!
 //! `cargo launch --nproc-per-node 4 -- target/debug/examples/custom_op`
 
-#![expect(unsafe_code, reason = "says what the bytes of a type of its own mean")]
+#![expect(unsafe_code, reason = "promises that any bytes are a value of its type")]
 
 use collectives::{Communicator, CustomOp, Data};
 

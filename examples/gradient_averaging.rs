@@ -2,8 +2,8 @@
 //! them.
 //!
 //! A small network (1 → 16 → 1, tanh) learns a sine. Rank 0's parameters are broadcast at the start, so all ranks begin
-//! with the same. The averaged gradients have the same bits everywhere, so the parameters remain the same; the program
-//! checks that.
+//! with the same values. The averaged gradients have the same bits everywhere, so the parameters remain the same; the
+//! program checks that.
 //!
 //! `cargo launch --nproc-per-node 4 -- target/debug/examples/gradient_averaging`
 
@@ -54,7 +54,7 @@ fn shard(comm: &Communicator) -> Vec<(f32, f32)> {
     (comm.rank()..SAMPLES).step_by(comm.world_size()).map(sample).collect()
 }
 
-/// Returns initial parameters, different on every rank; rank 0's are used.
+/// Returns initial parameters, which differ on every rank. Only rank 0's are used.
 fn initial(rank: usize) -> Vec<f32> {
     (0..PARAMETERS).map(|index| ((1 + rank + 7 * index) as f32).sin()).collect()
 }

@@ -2,7 +2,8 @@
 //! of `collectives_torch`. This rank produces the data.
 //!
 //! `python/examples/train_with_rust.py` is the other side. Both read `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and
-//! `MASTER_PORT`, which torchrun or another launcher sets. The store is PyTorch's, on rank 0. This rank is the last.
+//! `MASTER_PORT`, which torchrun or another launcher sets. The store is PyTorch's, on rank 0. This rank is the last
+//! one.
 
 use std::env;
 use std::error::Error;
@@ -14,7 +15,7 @@ use collectives::{Communicator, ReduceOp};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// The prefix of the keys of the default group's backend. A group of `new_group` has its number in place of the 0.
+/// The prefix of the keys of the default group's backend. For a group from `new_group`, its number replaces the 0.
 const GROUP: &str = "default_pg/0//cpu/";
 const LIMIT: Duration = Duration::from_secs(60);
 const STEPS: u32 = 40;
@@ -43,7 +44,7 @@ fn main() -> Outcome<()> {
 fn join() -> Outcome<Communicator> {
     let number = |name: &str| -> Outcome<usize> { Ok(env::var(name)?.parse()?) };
     let store = TcpStore::connect(&env::var("MASTER_ADDR")?, env::var("MASTER_PORT")?.parse()?, LIMIT)?;
-    // The process with the store waits for all ranks.
+    // The process that has the store waits until all ranks have joined.
     store.join()?;
     let group = Arc::new(PrefixStore::new(GROUP, store));
     let builder = Communicator::builder().configure(|config| config.timeout = LIMIT);

@@ -67,7 +67,7 @@ fn main() -> collectives::Result<()> {
             std::thread::spawn(move || {
                 for request in (thread..REQUESTS).step_by(THREADS) {
                     let input = std::array::from_fn(|place| (request * WIDTH + place) as f32);
-                    answer.send((request, stack.forward(thread, input)?)).expect("somebody waits for the answers");
+                    answer.send((request, stack.forward(thread, input)?)).expect("the main thread waits for the answers");
                 }
                 collectives::Result::Ok(())
             })

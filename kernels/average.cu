@@ -1,4 +1,4 @@
-// Means: the sum in rank order, then one division. And the division alone, of a sum that is there already.
+// Means: the sum in rank order, then one division. Also the division alone, of an existing sum.
 #include "fold.cuh"
 
 FOLD(avg_f32, LaneF32, QuickMean, 16, true, 4)

@@ -1,7 +1,7 @@
-// What every kernel stands on: fixed-width names, bit casts, conversions, and the place of a thread in its grid.
+// The basis of all kernels: fixed-width types, bit casts, conversions, and the position of a thread in its grid.
 //
-// No CUDA header is needed, so that the run-time compiler alone can build all this. The host build (host/shim.h) defines
-// HOST_SHIM and stands in for what the device compiler brings along.
+// No CUDA header is needed, so the run-time compiler alone can build this. The host build (host/shim.h) defines
+// HOST_SHIM and replaces what the device compiler provides.
 #ifndef KERNELS_BASE
 #define KERNELS_BASE
 
@@ -12,7 +12,8 @@ typedef unsigned long long u64;
 
 static_assert(sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8, "fixed widths");
 
-// 512 threads; as many blocks as let a multiprocessor of 2048 threads fill up. 4 means at most 32 registers.
+// Blocks of at most 512 threads, at least `blocks` of them on a multiprocessor. 4 blocks mean at most 32 registers, and
+// fill a multiprocessor of 2048 threads.
 #define KERNEL(blocks) extern "C" __global__ void __launch_bounds__(512, blocks)
 
 #ifndef HOST_SHIM
@@ -38,7 +39,7 @@ INLINE float half_to_float(u16 bits) {
     return value;
 }
 
-// Nearest, ties to even. A NaN comes out as a NaN.
+// Rounds to nearest, ties to even. A NaN stays a NaN.
 INLINE u16 float_to_half(float value) {
     u16 bits;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
@@ -46,7 +47,7 @@ INLINE u16 float_to_half(float value) {
 }
 #endif
 
-// The upper half of an f32, nearest, ties to even. A NaN comes out as anything.
+// Rounds to the upper half of an f32: to nearest, ties to even. A NaN may become anything.
 INLINE u16 float_to_brain(float value) {
 #if !defined(HOST_SHIM) && __CUDA_ARCH__ >= 800
     u16 bits;
@@ -58,7 +59,7 @@ INLINE u16 float_to_brain(float value) {
 #endif
 }
 
-// The thread's number in the grid, and how many there are: where a loop over all elements starts, and its step.
+// The thread's number in the grid, and the number of threads: start and step of a loop over all elements.
 INLINE u64 grid_start() {
     return (u64)blockIdx.x * blockDim.x + threadIdx.x;
 }

@@ -5,12 +5,12 @@ FOLD(and_b8, LaneBits, And, 16, true, 4)
 FOLD(or_b8, LaneBits, Or, 16, true, 4)
 FOLD(xor_b8, LaneBits, Xor, 16, true, 4)
 
-// 1 in each byte that is not 0.
+// Returns 1 in each byte that is not 0.
 INLINE u32 truths(u32 word) {
     return (((word & 0x7f7f7f7fu) + 0x7f7f7f7fu) | word) >> 7 & 0x01010101u;
 }
 
-// Makes truth values of bytes, chunk by chunk. What already is one is not written.
+// Converts bytes to truth values, chunk by chunk. Chunks that hold only truth values are not written.
 template <int Width> INLINE void make_truths(char *at, u64 chunks) {
 #pragma unroll 1
     for (u64 i = grid_start(); i < chunks; i += grid_step()) {
@@ -28,7 +28,7 @@ template <int Width> INLINE void make_truths(char *at, u64 chunks) {
     }
 }
 
-// Every byte that is neither 0 nor 1 becomes 1: what came from elsewhere as truth values is some afterwards.
+// Sets every byte that is neither 0 nor 1 to 1, so that booleans from elsewhere become valid.
 KERNEL(4)
 truth_b8(void *data, unsigned long long count) {
     char *at = (char *)data;

@@ -1,7 +1,7 @@
-// What a measurement needs besides the collective: buffers filled with a pattern, and the elements that differ from it counted.
+// What a measurement needs besides the collective: to fill buffers with a pattern, and to count elements that differ.
 #include "chunks.cuh"
 
-// Fills by chunks of `Width` bytes, all of which lie in one piece of the pattern; `position` is where the first one reads.
+// Fills in chunks of `Width` bytes, none of which wraps around in the pattern. The first one reads at `position`.
 template <int Width> INLINE void fill(char *to, u64 chunks, const char *pattern, u64 pattern_bytes, u64 position) {
     u64 step = grid_step() * Width % pattern_bytes;
     u64 at = (position + grid_start() % pattern_bytes * Width) % pattern_bytes;
@@ -15,8 +15,8 @@ template <int Width> INLINE void fill(char *to, u64 chunks, const char *pattern,
     }
 }
 
-// destination[i] = pattern[(i + phase) % pattern_bytes], where `pattern_bytes` is a multiple of 16. Fast where the pattern begins
-// at a multiple of 16, and the destination as far past one as the phase. The pattern is not empty.
+// destination[i] = pattern[(i + phase) % pattern_bytes]. `pattern_bytes` is a positive multiple of 16.
+// Fast if the pattern begins at a multiple of 16, and the destination is as far past one as the phase.
 KERNEL(2)
 fill_pattern(void *destination, unsigned long long bytes, const void *pattern, unsigned long long pattern_bytes,
              unsigned long long phase) {
@@ -35,7 +35,7 @@ fill_pattern(void *destination, unsigned long long bytes, const void *pattern, u
     fill<1>(to, before, from, pattern_bytes, position);
 }
 
-// Whether elements of `size` bytes differ. Words where the size and both addresses allow it, else bytes.
+// Whether elements of `size` bytes differ. Compares words if the size and both addresses allow it, otherwise bytes.
 INLINE bool differs(const char *a, const char *b, u32 size, bool by_words) {
     u32 difference = 0;
     if (by_words) {
@@ -50,7 +50,7 @@ INLINE bool differs(const char *a, const char *b, u32 size, bool by_words) {
     return difference != 0;
 }
 
-// Adds to *wrong how many of `count` elements differ from pattern[(i + phase) % pattern_elements].
+// Adds to *wrong the number of the `count` elements that differ from pattern[(i + phase) % pattern_elements].
 // The pattern has at least one element.
 KERNEL(2)
 check_pattern(const void *buffer, unsigned long long count, unsigned int element_bytes, const void *pattern,

@@ -1,16 +1,16 @@
-// Memory access by chunks: how they are moved, where they lie in a buffer, and how elements lie in them.
+// Memory access by chunks: moving them, their place in a buffer, and the elements in them.
 #ifndef KERNELS_CHUNKS
 #define KERNELS_CHUNKS
 #include "lanes.cuh"
 
-// What one access moves. Widths below a word stand in its low bytes, zeros above.
+// What one access moves. A width below a word uses its low bytes, with zeros above.
 template <int Width> struct Chunk {
     enum : int { words = Width < 4 ? 1 : Width / 4 };
     u32 word[words];
 };
 
 #ifndef HOST_SHIM
-// Read once, so without a place in the first cache. Not through the read-only path: the output may be one of the inputs.
+// Inputs are read once, so not kept in the L1 cache. The read-only path is not used: the output may be an input.
 INLINE void load(Chunk<16> &chunk, const char *at) {
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(chunk.word[0]), "=r"(chunk.word[1]), "=r"(chunk.word[2]), "=r"(chunk.word[3])
@@ -64,8 +64,8 @@ INLINE bool agree(const void *a, const void *b, u32 width) {
     return (((u32)(u64)a ^ (u32)(u64)b) & (width - 1)) == 0;
 }
 
-// How a buffer is split, in bytes from its start: a body of whole chunks, each at a multiple of `width`, and the edges around it.
-// Where the addresses do not agree there is no body, and everything is edge.
+// The split of a buffer, in bytes from its start: a body of whole chunks, each at a multiple of `width`, and the edges
+// around it. If the addresses do not agree, there is no body, and everything is edge.
 struct Split {
     u32 begin;
     u64 end;
@@ -79,11 +79,11 @@ struct Split {
 
     INLINE_MEMBER u64 body() const { return end - begin; }
 
-    // Where byte `i` of the edges is.
+    // The offset of byte `i` of the edges.
     INLINE_MEMBER u64 edge(u64 i) const { return i < begin ? i : i + body(); }
 };
 
-// Bytes, or words of them, for what works on bits whatever the type.
+// Bytes, or words of them, for operations on bits of any type.
 struct LaneBits {
     typedef u8 Stored;
     typedef u32 Wide;
@@ -95,7 +95,7 @@ struct LaneBits {
     };
 };
 
-// How a lane's elements lie in a chunk: `count` of them, read and put by their place. A chunk to be filled starts as zeros.
+// The `count` elements of a lane in a chunk, read and written by index. A chunk must be zero before it is filled.
 template <class L, int Width> struct Places {
     typedef typename L::Stored Stored;
     typedef typename L::Wide Wide;

@@ -1,5 +1,5 @@
-//! Says where the images of kernels are: the committed ones, which need no compiler, or, where `COLLECTIVES_NVCC` names one, those that it
-//! makes of the sources. A compiler that fails fails the build: there is no silent way back.
+//! Sets where the crate finds its kernel images: the committed ones, which need no compiler, or, if `COLLECTIVES_NVCC`
+//! names a compiler, those that it compiles from the sources. If it fails, the build fails, without a silent fallback.
 //!
 //! Build scripts of packages with kernels include this file.
 
@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-/// The ends of the images' names, and the architectures that they are for.
+/// The suffixes of the images' names, and the architectures that they are for.
 const TARGETS: [(&str, &str); 2] = [("sm70", "compute_70"), ("sm80", "compute_80")];
 const NVCC: &str = "COLLECTIVES_NVCC";
 
-/// Tells the crate where the images of these families are.
+/// Passes the folder with the images of these families to the crate.
 pub(super) fn say_where(families: &[&str]) -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-env-changed={NVCC}");
     let sources = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("kernels");
@@ -27,19 +27,19 @@ pub(super) fn say_where(families: &[&str]) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Compiles every family for both targets; the folder with the images.
+/// Compiles every family for both targets, and returns the folder with the images.
 fn compile_all(nvcc: &Path, sources: &Path, families: &[&str]) -> Result<PathBuf, Box<dyn Error>> {
     let images = Path::new(&env::var("OUT_DIR")?).join("kernels");
     fs::create_dir_all(&images)?;
     let known = run(Command::new(nvcc).arg("--list-gpu-arch"))?;
     for (suffix, wanted) in TARGETS {
-        // From 13.0 on, nvcc begins at 7.5. The device loads no image for a newer one than it is, and says so.
+        // From 13.0 on, nvcc starts at 7.5. A device refuses images for newer architectures, with an error.
         let architecture =
             if known.lines().any(|line| line.trim() == wanted) { wanted } else { known.lines().next().unwrap_or(wanted).trim() };
         for family in families {
             let image = images.join(format!("{family}_{suffix}.ptx"));
             let source = sources.join(format!("{family}.cu"));
-            // A product and a sum must not become one rounding: the results are those of the processor, bit for bit.
+            // A product and a sum are rounded separately, so that the results are those of the processor, bit for bit.
             let mut command = Command::new(nvcc);
             command.args(["-ptx", "-std=c++17", "--fmad=false", "-arch", architecture, "-o"]).args([&image, &source]);
             run(&mut command)?;
@@ -48,7 +48,7 @@ fn compile_all(nvcc: &Path, sources: &Path, families: &[&str]) -> Result<PathBuf
     Ok(images)
 }
 
-/// What a command prints.
+/// Runs a command and returns what it prints.
 fn run(command: &mut Command) -> Result<String, Box<dyn Error>> {
     let done = command.output().map_err(|error| format!("{command:?}: {error}; {NVCC} must name the CUDA compiler, or be unset"))?;
     if !done.status.success() {

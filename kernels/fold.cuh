@@ -1,17 +1,17 @@
-// n inputs, one output, one pass, in rank order.
+// Folds: n inputs, one output, one pass, in rank order.
 #ifndef KERNELS_FOLD
 #define KERNELS_FOLD
 #include "chunks.cuh"
 
-// Below sm_80 neither four loads nor a second way of dividing fit in 32 registers beside the sums; nor does the memory there ask
-// for so much.
+// Below sm_80, neither four loads nor a second way to divide fits in 32 registers beside the sums. The memory of these
+// devices does not need so many loads either.
 #if !defined(HOST_SHIM) && __CUDA_ARCH__ < 800
 #define ROOM_FOR_MORE false
 #else
 #define ROOM_FOR_MORE true
 #endif
 
-// Two values become one. The identity leaves every other value as it is: for a sum of floats that is -0.
+// Operations on two values. The identity leaves every other value unchanged: for a sum of floats it is -0.
 template <class L> struct Sum {
     typedef typename L::Wide W;
     enum : bool { divides = false, is_quick = false };
@@ -53,7 +53,7 @@ template <class L> struct Xor : Or<L> {
     static INLINE_MEMBER u32 combine(u32 a, u32 b) { return a ^ b; }
 };
 
-// The sum, then the division. Small divisors have a quick way that is as exact.
+// The sum, then the division. Small divisors have a faster way that is as exact.
 template <class L> struct Mean : Sum<L> {
     typedef typename L::Wide W;
     enum : bool { divides = true };
@@ -61,12 +61,12 @@ template <class L> struct Mean : Sum<L> {
     static INLINE_MEMBER W finish_exactly(W value, const typename L::Divisor &by) { return L::divide_exactly(value, by); }
 };
 
-// For the lanes that can tell what is rare.
+// For lanes that can detect rare values.
 template <class L> struct QuickMean : Mean<L> {
     enum : bool { is_quick = ROOM_FOR_MORE };
 };
 
-// Where the inputs begin: one after another, `stride` bytes apart, but for the one that is elsewhere.
+// Where the inputs begin: `stride` bytes apart, except the one that is elsewhere.
 struct Inputs {
     const char *base;
     u64 stride;
@@ -75,7 +75,7 @@ struct Inputs {
 
     INLINE_MEMBER const char *at(u32 rank) const { return rank == own_index ? own : base + rank * stride; }
 
-    // Whether all have the remainder of `output` by `width`.
+    // Whether all have the same remainder by `width` as `output`.
     INLINE_MEMBER bool agree_with(const void *output, u32 width) const {
         bool has_own = own_index < ranks;
         u32 others = ranks - (has_own ? 1 : 0);
@@ -92,7 +92,7 @@ template <class L, class Op, int Width> INLINE void fold_chunk(typename L::Wide 
     }
 }
 
-// Folds four inputs from `rank` on: all are asked for before the first is waited for.
+// Folds four inputs from `rank` on. All loads start before the first is waited for.
 template <class L, class Op, int Width> INLINE void fold_four(typename L::Wide *sums, const Inputs &inputs, u32 rank, u64 offset) {
     Chunk<Width> chunks[4];
 #pragma unroll
@@ -105,8 +105,8 @@ template <class L, class Op, int Width> INLINE void fold_four(typename L::Wide *
     }
 }
 
-// The sums of what lies at `offset` in every input: by fours where `Fours` says so, the rest with the next input always under
-// way while one is folded. There are two loads in flight at least, and the code stays small.
+// Computes the sums over all inputs at `offset`: four inputs at a time if `Fours`. For the rest, the next input is
+// loaded while one is folded. At least two loads are in flight, and the code stays small.
 template <class L, class Op, int Width, bool Fours> INLINE void fold_all(typename L::Wide *sums, const Inputs &inputs, u64 offset) {
 #pragma unroll
     for (int k = 0; k < Places<L, Width>::count; k++) {
@@ -133,8 +133,8 @@ template <class L, class Op, int Width, bool Fours> INLINE void fold_all(typenam
     fold_chunk<L, Op, Width>(sums, chunk);
 }
 
-// From sums to elements. Where a mean has a quick division, it is tried on the whole chunk, and all is done again with care
-// where a single value was rare.
+// Converts sums to elements. If a mean has a quick division, it is tried on the whole chunk. If any value was rare, the
+// whole chunk is divided again carefully.
 template <class L, class Op, int Width>
 INLINE void finish_all(Chunk<Width> &chunk, const typename L::Wide *sums, const typename L::Divisor &by) {
     typedef Places<L, Width> P;
@@ -158,7 +158,7 @@ INLINE void finish_all(Chunk<Width> &chunk, const typename L::Wide *sums, const 
     }
 }
 
-// The chunks between the edges.
+// Folds the chunks between the edges.
 template <class L, class Op, int Width, bool Fours>
 INLINE void fold_body(const Inputs &inputs, char *output, const Split &split, const typename L::Divisor &by) {
     typedef Places<L, Width> P;
@@ -172,7 +172,7 @@ INLINE void fold_body(const Inputs &inputs, char *output, const Split &split, co
     }
 }
 
-// The elements before and after the body, or all of them where there is none.
+// Folds the elements before and after the body, or all of them if there is no body.
 template <class L, class Op>
 INLINE void fold_edges(const Inputs &inputs, char *output, const Split &split, u64 count, const typename L::Divisor &by) {
     const int size = sizeof(typename L::Stored);
@@ -189,7 +189,7 @@ INLINE void fold_edges(const Inputs &inputs, char *output, const Split &split, u
     }
 }
 
-// One input, and nothing to do with it: its bits go over, NaN and all.
+// Copies a single input that needs no operation, with all its bits, NaNs included.
 template <int Size> INLINE void copy(const char *from, char *to, u64 count) {
 #pragma unroll 1
     for (u64 i = grid_start(); i < count; i += grid_step()) {
@@ -199,8 +199,8 @@ template <int Size> INLINE void copy(const char *from, char *to, u64 count) {
     }
 }
 
-// A fold by chunks of `Width` bytes where the addresses allow it, of 4 bytes for some types where they allow no more, and by four
-// inputs at once where `Fours` says so.
+// Folds in chunks of `Width` bytes if the addresses allow it, or of 4 bytes for some types if they allow no more.
+// `Fours` loads four inputs at once.
 template <class L, class Op, int Width, bool Fours> INLINE void fold(const Inputs &inputs, char *output, u64 count, u32 divisor) {
     const int size = sizeof(typename L::Stored);
     if (inputs.ranks == 0) {
@@ -227,8 +227,8 @@ template <class L, class Op, int Width, bool Fours> INLINE void fold(const Input
     fold_edges<L, Op>(inputs, output, split, count, by);
 }
 
-// The signature of all folds. `inputs + r * stride_bytes` is where input r begins, except that of rank `own_index`, which begins
-// at `own`. `output` may be `own`, and overlaps nothing else.
+// The signature of all folds. Input r begins at `inputs + r * stride_bytes`, except that of rank `own_index`, which
+// begins at `own`. `output` may be `own`, and overlaps nothing else.
 #define FOLD(name, lane, op, width, fours, blocks)                                                                                 \
     KERNEL(blocks)                                                                                                                 \
     fold_##name(const void *inputs, unsigned long long stride_bytes, const void *own, unsigned int own_index, unsigned int ranks,  \

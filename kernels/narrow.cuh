@@ -1,10 +1,10 @@
-// From f64 to what is narrower, rounded once.
+// Conversion from f64 to narrower types, rounded once.
 #ifndef KERNELS_NARROW
 #define KERNELS_NARROW
 #include "base.cuh"
 
-// `value` as an f32 that any narrower format rounds as it would round `value` itself: cut off, and with the last bit set where
-// something was cut (rounding to odd).
+// Returns an f32 that any narrower format rounds as it would round `value` itself: truncated, with the last bit set if
+// something was cut off (rounding to odd).
 INLINE float narrow_to_odd(double value) {
     float nearest = (float)value;
     double back = (double)nearest;
@@ -12,7 +12,7 @@ INLINE float narrow_to_odd(double value) {
     if (back == value || value != value || (bits & 1)) {
         return nearest;
     }
-    // One of the two neighbours of `value` is odd: not the nearest, so the one on its other side.
+    // One of the two neighbours of `value` is odd. The nearest is not, so it is the one on the other side.
     return float_of((back > value) == (value > 0.0) ? bits - 1 : bits + 1);
 }
 

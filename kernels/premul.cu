@@ -1,8 +1,8 @@
-// Elements times a scalar: a rank's own before a sum.
+// Multiplies a rank's elements by a scalar, before a sum.
 #include "chunks.cuh"
 #include "narrow.cuh"
 
-// The scalar as an element has it.
+// The scalar, rounded to the element's type.
 template <class L> INLINE float rounded_scalar(double scalar) {
     return L::widen(L::narrow(narrow_to_odd(scalar)));
 }
@@ -36,7 +36,8 @@ template <class L, int Width> INLINE void premultiply(const char *from, char *to
     }
 }
 
-// destination[i] = source[i] * scalar, the scalar rounded to the type first, each product once. They may be the same memory.
+// destination[i] = source[i] * scalar. The scalar is rounded to the type first, each product once. Source and
+// destination may be the same memory.
 #define PREMUL(name, lane, width, rounded)                                                                                         \
     KERNEL(2) premul_##name(const void *source, void *destination, unsigned long long count, double scalar) {                      \
         premultiply<lane, width>((const char *)source, (char *)destination, count, rounded);                                       \

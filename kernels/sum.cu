@@ -1,5 +1,5 @@
-// Sums, products, least and greatest, in rank order: for types that the transport does not know, and for results that are to
-// be the same at any layout.
+// Sums, products, minima and maxima in rank order: for types that the transport does not support, and for results that
+// must be the same in any layout.
 #include "fold.cuh"
 
 #define ALL_FOUR(name, lane, width)                                                                                                \

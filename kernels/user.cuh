@@ -1,9 +1,9 @@
 // Generated: see generate and user.in.
 
-// What every kernel stands on: fixed-width names, bit casts, conversions, and the place of a thread in its grid.
+// The basis of all kernels: fixed-width types, bit casts, conversions, and the position of a thread in its grid.
 //
-// No CUDA header is needed, so that the run-time compiler alone can build all this. The host build (host/shim.h) defines
-// HOST_SHIM and stands in for what the device compiler brings along.
+// No CUDA header is needed, so the run-time compiler alone can build this. The host build (host/shim.h) defines
+// HOST_SHIM and replaces what the device compiler provides.
 #ifndef KERNELS_BASE
 #define KERNELS_BASE
 
@@ -14,7 +14,8 @@ typedef unsigned long long u64;
 
 static_assert(sizeof(u16) == 2 && sizeof(u32) == 4 && sizeof(u64) == 8, "fixed widths");
 
-// 512 threads; as many blocks as let a multiprocessor of 2048 threads fill up. 4 means at most 32 registers.
+// Blocks of at most 512 threads, at least `blocks` of them on a multiprocessor. 4 blocks mean at most 32 registers, and
+// fill a multiprocessor of 2048 threads.
 #define KERNEL(blocks) extern "C" __global__ void __launch_bounds__(512, blocks)
 
 #ifndef HOST_SHIM
@@ -40,7 +41,7 @@ INLINE float half_to_float(u16 bits) {
     return value;
 }
 
-// Nearest, ties to even. A NaN comes out as a NaN.
+// Rounds to nearest, ties to even. A NaN stays a NaN.
 INLINE u16 float_to_half(float value) {
     u16 bits;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
@@ -48,7 +49,7 @@ INLINE u16 float_to_half(float value) {
 }
 #endif
 
-// The upper half of an f32, nearest, ties to even. A NaN comes out as anything.
+// Rounds to the upper half of an f32: to nearest, ties to even. A NaN may become anything.
 INLINE u16 float_to_brain(float value) {
 #if !defined(HOST_SHIM) && __CUDA_ARCH__ >= 800
     u16 bits;
@@ -60,7 +61,7 @@ INLINE u16 float_to_brain(float value) {
 #endif
 }
 
-// The thread's number in the grid, and how many there are: where a loop over all elements starts, and its step.
+// The thread's number in the grid, and the number of threads: start and step of a loop over all elements.
 INLINE u64 grid_start() {
     return (u64)blockIdx.x * blockDim.x + threadIdx.x;
 }
@@ -70,14 +71,15 @@ INLINE u64 grid_step() {
 
 #endif
 
-// Lanes: what an element of a type is in memory (an unsigned integer of its size), what it is computed in, and the ways between.
+// Lanes: the form of a type's elements in memory (an unsigned integer of their size), the type they are computed in,
+// and the conversions between them.
 //
-// The arithmetic is that of the crate's folds on the processor, bit for bit: 16- and 8-bit floats are computed in f32 and rounded
-// once, a computed NaN is the type's positive quiet one, 8-bit floats are converted by integer arithmetic.
+// The results are those of the crate's folds on the processor, bit for bit. 16- and 8-bit floats are computed in f32
+// and rounded once. A computed NaN is the type's positive quiet NaN. 8-bit floats are converted by integer arithmetic.
 #ifndef KERNELS_LANES
 #define KERNELS_LANES
 
-// The largest divisor that the divisions without an instruction for it are proven for.
+// The largest divisor for which the divisions without a division instruction are proven.
 enum : u32 { QUICK_DIVISOR = 1u << 22 };
 
 // 1 / n, for dividing by n.
@@ -87,8 +89,8 @@ struct FloatDivisor {
     static INLINE_MEMBER bool is_quick(u32 divisor) { return divisor <= QUICK_DIVISOR; }
 };
 
-// The correctly rounded quotient below the least normal number, where products with the reciprocal lose bits. `near` is within
-// one of it; `rest`, which is exact, is what is left of the dividend. The better neighbour is the one that leaves at most half.
+// Returns the correctly rounded quotient below the least normal number, where products with the reciprocal lose bits.
+// `near` is within one step of it, and `rest` is the exact remainder. The better neighbour leaves at most half a step.
 INLINE float nearest_tiny(float near, float rest, float n) {
     float twice = fabsf(rest) + fabsf(rest);
     float step = n * float_of(1);
@@ -98,9 +100,10 @@ INLINE float nearest_tiny(float near, float rest, float n) {
     return float_of(moves ? bits + direction : bits);
 }
 
-// value / n, correctly rounded, for a whole n of at most QUICK_DIVISOR: the product with the reciprocal is off by less than two
-// in the last place, what is left is exact, and one step of Newton's rounds as division would (Markstein). Infinities, NaN
-// and zeros leave nothing to correct with. `Tiny` says whether a quotient below the least normal f32 matters.
+// Returns value / n, correctly rounded, for an integer n of at most QUICK_DIVISOR. The product with the reciprocal is
+// off by less than two in the last place, and the remainder is exact. So one Newton step rounds as a division would
+// (Markstein). Infinities, NaN and zeros have no remainder to correct with. `Tiny`: whether a quotient below the least
+// normal f32 matters.
 template <bool Tiny> INLINE float divide_carefully(float value, const FloatDivisor &by) {
     float near = value * by.reciprocal;
     float rest = fmaf(-near, by.n, value);
@@ -112,9 +115,9 @@ template <bool Tiny> INLINE float divide_carefully(float value, const FloatDivis
     return quotient;
 }
 
-// The same in a few instructions, but for rare values: where it returns true, the quotient must be had the careful way. With the
-// sign of the rest turned around, zeros keep their sign; it is turned back in the reciprocal, because a compiler that takes the
-// negative of a fused multiply-add for another multiply-add loses it.
+// The same in fewer instructions, except for rare values: if it returns true, the quotient must be computed carefully.
+// The remainder has the opposite sign, so that zeros keep their sign. The reciprocal inverts it back, because a
+// compiler may turn the negative of a fused multiply-add into another multiply-add, which loses the sign.
 template <bool Tiny> INLINE bool divide_quickly(float value, const FloatDivisor &by, float &quotient) {
     float near = value * by.reciprocal;
     float excess = fmaf(near, by.n, -value);
@@ -129,7 +132,7 @@ struct DoubleDivisor {
     static INLINE_MEMBER bool is_quick(u32) { return true; }
 };
 
-// What the floats that are computed in f32 have in common. `Tiny`: whether they have numbers below the least normal f32.
+// The common part of the floats that are computed in f32. `Tiny`: whether they have numbers below the least normal f32.
 template <bool Tiny> struct FloatLane {
     typedef float Wide;
     enum : bool { by_words = false };
@@ -139,10 +142,10 @@ template <bool Tiny> struct FloatLane {
         return divide_quickly<Tiny>(value, by, quotient);
     }
     static INLINE_MEMBER float divide_exactly(float value, const FloatDivisor &by) { return value / by.n; }
-    // A NaN gives way to a number, so it is the identity of both.
+    // A number replaces a NaN, so a NaN is the identity of both.
     static INLINE_MEMBER float highest() { return float_of(0x7fc00000u); }
     static INLINE_MEMBER float lowest() { return float_of(0x7fc00000u); }
-    // Equal numbers have equal bits, except for the zeros: their union is -0, which counts as the lesser, their intersection +0.
+    // Equal numbers have equal bits, except the zeros: their OR is -0, which counts as the lesser, and their AND is +0.
     static INLINE_MEMBER float lesser(float a, float b) {
         float either = a == b ? float_of(bits_of(a) | bits_of(b)) : a < b ? a : b;
         return b != b ? a : either;
@@ -185,20 +188,20 @@ struct LaneBF16 : FloatLane<true> {
     static INLINE_MEMBER u16 narrow(float wide) { return wide != wide ? (u16)0x7fc0 : round(wide); }
 };
 
-// The magnitude nearest to the f32 magnitude `bits` in a float of E exponent and M mantissa bits, ties to even. What lies above
-// the largest number comes out above its pattern, for the caller to clamp.
+// Rounds the f32 magnitude `bits` to a float of E exponent and M mantissa bits: to nearest, ties to even. For a
+// magnitude above the largest number it returns a pattern above that number's, which the caller clamps.
 template <int E, int M> INLINE u32 round_magnitude(u32 bits) {
     const u32 bias = (1u << (E - 1)) - 1;
     const u32 rebias = (127 - bias) << 23;
     const u32 least = rebias + (1u << 23);
     u32 normal = (bits - rebias + ((1u << (22 - M)) - 1) + (bits >> (23 - M) & 1)) >> (23 - M);
-    // A power of two whose last place is the format's least subnormal lets the addition do the rounding.
+    // The last place of this power of two is the format's least subnormal, so the addition rounds.
     const u32 magic = (127 + 24 - bias - M) << 23;
     u32 subnormal = bits_of(float_of(bits) + float_of(magic)) - magic;
     return bits < least ? subnormal : normal;
 }
 
-// A byte's lower seven bits, put where f16 has its exponent's and mantissa's: that is the value, but for a power of two.
+// Moves a byte's lower seven bits to the exponent and mantissa of an f16: the value up to a power of two.
 INLINE float small_magnitude(u32 magnitude, int shift) {
     return half_to_float((u16)(magnitude << shift));
 }
@@ -210,7 +213,7 @@ struct LaneF8E4M3 : FloatLane<false> {
         u32 bits = bits_of(small_magnitude(magnitude, 7) * 256.0f);
         return float_of((magnitude == 0x7f ? 0x7fc00000u : bits) | (u32)(stored & 0x80u) << 24);
     }
-    // There are no infinities: what does not fit is NaN, and a NaN has the largest magnitude of all.
+    // There are no infinities: what does not fit becomes NaN, and a NaN has the largest magnitude.
     static INLINE_MEMBER u8 narrow(float wide) {
         u32 rounded = round_magnitude<4, 3>(bits_of(wide) & 0x7fffffffu);
         return (u8)(rounded >= 0x7f ? 0x7fu : rounded | (bits_of(wide) >> 31) << 7);
@@ -227,8 +230,8 @@ struct LaneF8E5M2 : FloatLane<false> {
     }
 };
 
-// Division of magnitudes of up to 16 bits: the product with 2^32 / n, rounded up, has the quotient in its upper half. It is one
-// too little to fit for n = 1, where it is 0 and the dividend itself is added.
+// Divides magnitudes of up to 16 bits: the product with 2^32 / n, rounded up, has the quotient in its upper half. For
+// n = 1, 2^32 does not fit and becomes 0, so the dividend itself is added.
 struct ShortDivisor {
     u32 reciprocal, whole;
     INLINE_MEMBER explicit ShortDivisor(u32 n) : reciprocal(0xffffffffu / n + 1), whole(n == 1 ? 0xffffffffu : 0) {}
@@ -247,11 +250,11 @@ struct LongDivisor {
     u32 n;
     INLINE_MEMBER explicit LongDivisor(u32 divisor) : n(divisor) {}
     static INLINE_MEMBER bool is_quick(u32) { return true; }
-    // Most worlds are a power of two, and a device has no instruction for a division.
+    // Most world sizes are powers of two, and a device has no division instruction.
     INLINE_MEMBER u64 divide(u64 magnitude) const { return (n & (n - 1)) == 0 ? magnitude >> (31 - __clz((int)n)) : magnitude / n; }
 };
 
-// An integer: computed in an unsigned register, where arithmetic wraps, and whose upper bits may be anything until `settle`.
+// An integer, computed in an unsigned register, where arithmetic wraps. Upper bits are arbitrary until `narrow`.
 template <class S, class Signed, class W, class D, bool IsSigned> struct IntegerLane {
     typedef S Stored;
     typedef W Wide;
@@ -259,7 +262,7 @@ template <class S, class Signed, class W, class D, bool IsSigned> struct Integer
     typedef D Divisor;
     static INLINE_MEMBER W widen(S stored) { return IsSigned ? (W)(Signed)stored : (W)stored; }
     static INLINE_MEMBER S narrow(W wide) { return (S)wide; }
-    // Least and greatest never leave the type, so their operands are settled.
+    // Minima and maxima never leave the type, so the upper bits of their operands are right.
     static INLINE_MEMBER W highest() { return IsSigned ? widen((S)((S) ~(S)0 >> 1)) : (W)(S) ~(S)0; }
     static INLINE_MEMBER W lowest() { return IsSigned ? ~highest() : 0; }
     static INLINE_MEMBER bool less(W a, W b) {
@@ -268,7 +271,7 @@ template <class S, class Signed, class W, class D, bool IsSigned> struct Integer
     }
     static INLINE_MEMBER W lesser(W a, W b) { return less(b, a) ? b : a; }
     static INLINE_MEMBER W greater(W a, W b) { return less(a, b) ? b : a; }
-    // Truncates toward zero; wraps for the least number over 1 alone, to itself.
+    // Truncates toward zero. Wraps only for the least number divided by 1, to itself.
     static INLINE_MEMBER W divide(W value, const D &by) {
         W settled = widen(narrow(value));
         W sign = IsSigned ? (W)0 - (settled >> (sizeof(W) * 8 - 1)) : 0;
@@ -288,13 +291,13 @@ typedef IntegerLane<u64, long long, u64, LongDivisor, false> LaneU64;
 
 #endif
 
-// A reduction of the caller's own: an expression over `a`, what was folded so far, and `b`, the element of the next rank.
+// A user's reduction: an expression over `a`, the result so far, and `b`, the element of the next rank.
 //
-// Before this is compiled, two placeholders between at signs are replaced: ELEMENT by the crate's name of the element type, and
-// EXPRESSION, which stands here once, by the expression. Both operands are floats for the 16- and 8-bit floats, and of the
-// element's own type for all others; the result is converted to that type after every step. The expression stands between two
-// parentheses, on lines of its own, so whatever is not one does not compile: statements, an empty one, an open comment. Whoever
-// puts it in refuses one that closes a parenthesis which it did not open.
+// Before compilation, two placeholders between at signs are replaced: ELEMENT by the crate's name of the element type,
+// and EXPRESSION, which occurs once, by the expression. Both operands are floats for the 16- and 8-bit floats, and of
+// the element's own type for all others. The result is converted to the operands' type after every step. The expression
+// is enclosed in two parentheses, on its own lines, so only an expression compiles: no statements, empty text or open
+// comment. The code that inserts an expression refuses one that closes a parenthesis which it did not open.
 
 #ifndef KERNELS_USER
 #define KERNELS_USER
@@ -344,7 +347,7 @@ INLINE user_@ELEMENT@::Value combine_@ELEMENT@(user_@ELEMENT@::Value a, user_@EL
     ));
 }
 
-// As every fold: element by element, in rank order. One input is copied.
+// Folds as all folds do: element by element, in rank order. A single input is copied.
 KERNEL(2)
 fold_user(const void *inputs, unsigned long long stride_bytes, const void *own, unsigned int own_index, unsigned int ranks, void *output,
           unsigned long long count, unsigned int) {

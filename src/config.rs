@@ -86,22 +86,27 @@ impl fmt::Display for Waiting {
     }
 }
 
-/// Settings of a communicator. Every rank of a job must use the same, except for the timeout, the way it waits, the
-/// flight recorder, the observer, the trace, `device_scratch_bytes` and the settings that identify its host.
+/// Settings of a communicator.
 ///
-/// Settings left at their default are taken from the environment when a communicator is made: `COLLECTIVES_ALGORITHM`,
-/// `COLLECTIVES_TRANSPORT` (`auto`, `shm` or `tcp`), `COLLECTIVES_WAITING` (`auto`, `spin` or `sleep`),
-/// `COLLECTIVES_REPRODUCIBLE` (`0` or `1`), `COLLECTIVES_HOST_IDENTITY`, `COLLECTIVES_LISTEN_ADDRESS`,
-/// `COLLECTIVES_TIMEOUT` (seconds), `COLLECTIVES_SILENCE_TIMEOUT` (seconds, `0` for ever),
-/// `COLLECTIVES_FLIGHT_RECORDER` (calls, `0` for none), `COLLECTIVES_FLIGHT_RECORDER_DIR` (a folder),
-/// `COLLECTIVES_STALL_WARNING` (seconds, `0` for never), `COLLECTIVES_TRACE` (a folder), `COLLECTIVES_SECRET` or
-/// `COLLECTIVES_SECRET_FILE` (see [`Secret::from_file`]), and `COLLECTIVES_ENCRYPT` (`0` or `1`). For devices also
-/// `COLLECTIVES_NCCL_LIBRARY` (a file) and `COLLECTIVES_CHECK_DEVICE_CALLS` (`1`: all, even if the program asks for
-/// fewer).
+/// Settings left at their default are taken from the environment when a communicator is made: each field names its
+/// variable.
+///
+/// **Use the same settings on every rank.** Only these may differ: `timeout`, `waiting`, `flight_recorder_calls`,
+/// `flight_recorder_dir`, `stall_warning`, `observer`, `trace`, `trace_dir`, `device_scratch_bytes`, `listen_address`
+/// and `host_identity`. The start compares `transport`, `reproducible`, `algorithms`, `encrypt` and
+/// `check_device_calls`. It fails with [`Conflict`](Error::Conflict) if they differ, and with
+/// [`Unauthorized`](Error::Unauthorized) if the secrets differ. It does not compare the other settings:
+///
+/// - `silence_timeout`: each rank uses its own, so some ranks find a silent host sooner than others.
+/// - `object_limit_bytes`: an object collective can fail on one rank while the other ranks wait for it.
+/// - `keep_store`: [`store`](crate::Communicator::store) fails on the ranks without it. If rank 0 serves the store and
+///   does not keep it, the store is gone for all.
 ///
 /// # What a rank costs
 ///
-/// The `n` ranks of a host share one region of memory. Its size is `6 n · slot + 2 n² · (ring + 256 B)` plus at most
+/// The `n` ranks of a host share one region of memory. In it, each rank has six *slots*, through which it passes the
+/// data of collectives to the others. For each other rank it has two *rings*: one for messages, and one for collectives
+/// that involve other hosts too. The size of the region is `6 n · slot + 2 n² · (ring + 256 B)` plus at most
 /// `9 KiB · n + 8 KiB`:
 ///
 /// | ranks of the host | slot | ring | region |
@@ -136,27 +141,31 @@ impl fmt::Display for Waiting {
 #[non_exhaustive]
 pub struct Config {
     /// How long any one wait may take before it ends in an error. Default: 30 minutes, as in torch.distributed.
+    /// Variable: `COLLECTIVES_TIMEOUT` (seconds).
     pub timeout: Duration,
     /// How long the host of a peer may leave data sent over TCP unacknowledged before the peer counts as lost. Zero
     /// means for ever, so that only `timeout` ends such a wait. A process that ends is noticed at once as long as its
     /// host still answers. Counted in whole seconds, at least 2 on an idle connection. Default: 60 seconds, which is
-    /// longer than the failover of a switch or the move of a virtual machine.
+    /// longer than the failover of a switch or the move of a virtual machine. Variable: `COLLECTIVES_SILENCE_TIMEOUT`
+    /// (seconds, `0` for ever).
     pub silence_timeout: Duration,
-    /// The links to use. Default: `Auto`.
+    /// The links to use. Default: `Auto`. Variable: `COLLECTIVES_TRANSPORT` (`auto`, `shm` or `tcp`).
     pub transport: Transport,
     /// How this rank waits for others on the host. Ranks may differ. If there are more ranks than cores, a rank that
-    /// never sleeps gives up its core between two polls. Default: `Auto`.
+    /// never sleeps gives up its core between two polls. Default: `Auto`. Variable: `COLLECTIVES_WAITING` (`auto`,
+    /// `spin` or `sleep`).
     pub waiting: Waiting,
-    /// Folds in rank order only, so that the result has the same bits for every transport, algorithm and number of
+    /// Reduces in rank order only, so that the result has the same bits for every transport, algorithm and number of
     /// hosts. Costs bandwidth: each rank receives every other rank's share directly instead of partial results.
-    /// Default: off.
+    /// Default: off. Variable: `COLLECTIVES_REPRODUCIBLE` (`0` or `1`).
     pub reproducible: bool,
-    /// The host identity, which decides which ranks share a host. Default: `None`, the boot id and the namespaces.
+    /// The host identity: ranks with equal values share a host. Default: `None`, the boot id and the namespaces.
+    /// Variable: `COLLECTIVES_HOST_IDENTITY`.
     pub host_identity: Option<String>,
     /// Algorithms for ranges of sizes, instead of the automatic choice. `"doubling:0-16K,ring:16K-".parse()?` reads
     /// them from text. The cost table decides for sizes that no range covers, and if a collective does not have the
     /// algorithm or the op does not allow it. Shared memory inside a host has only one algorithm and is not affected.
-    /// Default: none.
+    /// Default: none. Variable: `COLLECTIVES_ALGORITHM`.
     pub algorithms: AlgorithmRanges,
     /// The largest total size, in bytes, of the objects in one object collective, and of a single object that this rank
     /// receives as a message. Default: 256 MiB.
@@ -167,74 +176,89 @@ pub struct Config {
     /// rank is there.
     pub keep_store: bool,
     /// The address on which this rank listens for peers of other hosts. Default: `None`, the address by which it
-    /// reaches rank 0's store, or the loopback interface if that is not known (a file, or your own store).
+    /// reaches rank 0's store, or the loopback interface if that is not known (a file, or your own store). Variable:
+    /// `COLLECTIVES_LISTEN_ADDRESS`.
     pub listen_address: Option<std::net::IpAddr>,
     /// The number of calls of each kind (collectives, messages, device calls) that the flight recorder keeps, rounded
-    /// up to a power of two. 0 turns it off. Costs 64 B of memory for each, and 1 % of a call of the smallest size
-    /// (`benches/overhead.rs`). Default: 1024.
+    /// up to a power of two. 0 turns it off. Default: 1024. Variable: `COLLECTIVES_FLIGHT_RECORDER`.
+    ///
+    /// Costs 64 B of memory for each, and 1 % of an all-reduce of 8 B in shared memory (2 ranks, 2 virtual CPUs, AMD
+    /// EPYC; `benches/record/overhead.md`).
     pub flight_recorder_calls: usize,
     /// The folder to which the flight recorder is written when a call fails because of a peer: a timeout, a lost peer,
     /// a mismatch, an abort. `collperf --explain-hang FOLDER` reads the files of all ranks. Default: `None`, nothing is
-    /// written.
+    /// written. Variable: `COLLECTIVES_FLIGHT_RECORDER_DIR`.
     pub flight_recorder_dir: Option<PathBuf>,
     /// Time after which a call that waits for its peers is reported once, with its name and the missing ranks. The
-    /// warning comes at half of the call's timeout if that is sooner. It goes to `tracing`, or to standard error if the
-    /// program has no subscriber. Zero: never. Default: 30 seconds.
+    /// warning goes to `tracing`, or to standard error if the program has no subscriber. If half of the call's timeout
+    /// is sooner, the warning comes then, to `tracing` only. Zero: never. Default: 30 seconds. Variable:
+    /// `COLLECTIVES_STALL_WARNING` (seconds, `0` for never).
     pub stall_warning: Duration,
     /// Receives figures of every call when it has ended; see [`observe`](crate::observe). Communicators made from this
-    /// one report to it too. Costs each call 0.15 µs plus the observer's own time. Default: `None`.
+    /// one report to it too. Default: `None`.
+    ///
+    /// Costs each call 0.15 µs plus the observer's own time (2 virtual CPUs, AMD EPYC; `benches/record/overhead.md`).
     pub observer: Option<Arc<dyn Observer>>,
     /// Keeps the times of the last 131,072 calls of this communicator and those made from it, for
-    /// [`write_trace`](crate::Communicator::write_trace). Costs each call 0.2 µs (a lock and a record), and up to
-    /// 30 MiB in all. Default: off.
+    /// [`write_trace`](crate::Communicator::write_trace). Default: off.
+    ///
+    /// Costs up to 30 MiB in all, and each call 0.2 µs: a lock and a record (2 virtual CPUs, AMD EPYC;
+    /// `benches/record/overhead.md`).
     pub trace: bool,
     /// The folder to which those times are written, as `trace-ID-rankR.json`, when the last of these communicators is
     /// gone; see [`observe`](crate::observe). A process that crashes, or calls `exit` before that, writes none.
-    /// Default: `None`.
+    /// Default: `None`. Variable: `COLLECTIVES_TRACE`.
     pub trace_dir: Option<PathBuf>,
     /// The secret that every rank of the job, and the server of its store, must know to connect. Default: `None`, no
-    /// check.
+    /// check. Variables: `COLLECTIVES_SECRET`, or `COLLECTIVES_SECRET_FILE` (see [`Secret::from_file`]).
     pub secret: Option<Secret>,
     /// Encrypts all TCP connections of the job, between ranks and to the store. An attacker on the line can read
     /// nothing and change nothing unnoticed (`SECURITY.md` lists what remains). Needs a secret, and the crate's feature
     /// `encryption`. All ranks and the server of their store must agree; those that differ refuse each other. Shared
-    /// memory inside a host is not encrypted. Default: off.
+    /// memory inside a host is not encrypted. Default: off. Variable: `COLLECTIVES_ENCRYPT` (`0` or `1`).
     pub encrypt: bool,
-    /// NCCL's own settings for the communicator. Default: none, so NCCL decides.
+    /// NCCL's own settings for the communicator. Default: none, so NCCL decides. Device support is experimental: no
+    /// real GPU has run it.
     #[cfg(feature = "cuda")]
     pub nccl: NcclConfig,
     /// The NCCL library to load, which the program vouches for. Default: `None`, the one already in the process, else
     /// `libnccl.so.2` as the loader finds it. The first communicator with a device decides for the whole process.
+    /// Variable: `COLLECTIVES_NCCL_LIBRARY` (a file).
     #[cfg(feature = "cuda")]
     pub nccl_library: Option<NcclLibrary>,
-    /// Most device memory, in bytes, that a communicator takes for ops that NCCL lacks, which it exchanges and folds in
-    /// chunks, and for `all_to_all` in place. It takes 8 MiB at the start, and all of it at the first such call on more
-    /// than about 16 MiB: make one before such calls are captured into a graph. With less memory, large calls take more
-    /// and smaller steps. If ranks differ, all use the smallest. Default: 256 MiB.
+    /// The most device memory, in bytes, that a communicator takes for ops that NCCL lacks, which it exchanges and
+    /// reduces in chunks, and for `all_to_all` in place. It takes 8 MiB at the start, and all of it at the first such
+    /// call on more than about 16 MiB (more than 8 MiB of scratch memory). Make one such call before such calls are
+    /// captured into a graph. With less memory, large calls take more and smaller steps. If ranks differ, all use the
+    /// smallest. Default: 256 MiB. Tested on a simulated GPU only.
     #[cfg(feature = "cuda")]
     pub device_scratch_bytes: usize,
     /// The calls on device memory that are compared, over the host backend, before they are queued: collectives among
-    /// all ranks, messages between their two ends. NCCL compares nothing: on a mismatch it hangs, moves wrong bytes, or
-    /// writes past the end of a buffer. Default: all. With fewer, you promise that ranks make the same calls:
-    /// [`CheckDeviceCalls::unchecked_after`]. All ranks must agree.
+    /// all ranks, messages between their two ends. Default: all. Variable: `COLLECTIVES_CHECK_DEVICE_CALLS` (`1`: all,
+    /// even if the program asks for fewer). All ranks must agree. No real GPU has run device calls.
     ///
-    /// Ranks get a `Mismatch` at once, and the communicator stays usable, if they disagree in kind, op (a custom one's
-    /// name), element type, count, root, lists of counts or the calls of a group. Messages, and groups of several
-    /// communicators ([`Communicator::group_across`](crate::Communicator::group_across)), have reached other ranks when
-    /// a mismatch is found, so these communicators are ended.
+    /// NCCL compares nothing: on a mismatch it hangs, moves wrong bytes, or writes past the end of a buffer. With fewer
+    /// comparisons, you promise that ranks make the same calls: [`CheckDeviceCalls::unchecked_after`].
     ///
-    /// A compared collective returns only when every rank has made it, and costs as much as an `all_gather_into` of
-    /// 40 B on the host. A receive returns only when its sender has made its call, and costs a message of 24 B on the
-    /// host. A send returns at once, unless many are ahead of their receives. A call that is captured into a graph is
-    /// compared at capture, which every rank must do alike. Launches of the graph are not compared: the program must
-    /// make sure that all ranks launch the same graphs in the same order.
+    /// **What is compared.** The kind, op (a custom one's name), element type, count, root, lists of counts, and the
+    /// calls of a group. If they differ, ranks get a `Mismatch` at once, and the communicator stays usable. Messages,
+    /// and groups of several communicators ([`Communicator::group_across`](crate::Communicator::group_across)), have
+    /// reached other ranks when a mismatch is found, so these communicators are ended.
     ///
-    /// So a device call counts among the communicator's collectives on host memory. All ranks must make these in one
-    /// order, and it waits as they do. If one rank makes a device call and then sends, and another receives that
+    /// **Cost.** A compared collective returns only when every rank has made it, and costs as much as an
+    /// `all_gather_into` of 40 B on the host. A receive returns only when its sender has made its call, and costs a
+    /// message of 24 B on the host. A send returns at once, unless many are ahead of their receives.
+    ///
+    /// **Order.** A device call counts among the communicator's collectives on host memory. All ranks must make these in
+    /// one order, and it waits as they do. If one rank makes a device call and then sends, and another receives that
     /// message before its own device call, both wait for each other. A thread that drives several ranks makes their
     /// collectives in `group_across`.
     ///
-    /// The typed calls of an [`NcclCommunicator`](crate::nccl::NcclCommunicator), which has no host backend, are
+    /// **Graphs.** A call that is captured into a graph is compared at capture, which every rank must do alike. Launches
+    /// of the graph are not compared: the program must make sure that all ranks launch the same graphs in the same
+    /// order.
+    ///
+    /// **Without a host backend.** The typed calls of an [`NcclCommunicator`](crate::nccl::NcclCommunicator) are
     /// compared over NCCL. This costs 64 B from each rank and a wait on the host. There both ends of a message get the
     /// mismatch, and a compared call cannot be captured.
     #[cfg(feature = "cuda")]
@@ -299,7 +323,7 @@ impl Config {
         self.encrypt |= switch(read, ENCRYPT)?;
         self.encrypt |= self.secret.as_ref().is_some_and(Secret::encrypts);
         if self.encrypt {
-            let reason = "there is no secret to encrypt with; set COLLECTIVES_SECRET (or Config::secret), on every rank alike";
+            let reason = "there is no secret to encrypt with; set COLLECTIVES_SECRET (or Config::secret), the same on every rank";
             let secret = self.secret.ok_or_else(|| Error::config(format!("{ENCRYPT}=1 (or Config::encrypt)"), reason))?;
             self.secret = Some(secret.encrypting()?);
         }
@@ -317,7 +341,7 @@ impl Config {
                 None => {}
                 Some("1") => self.check_device_calls = CheckDeviceCalls::ALWAYS,
                 Some(other) => {
-                    let expected = "1 (all); a program asks for fewer by CheckDeviceCalls::unchecked_after";
+                    let expected = "1 (all); only the program can ask for fewer, with CheckDeviceCalls::unchecked_after";
                     return Err(wrong("COLLECTIVES_CHECK_DEVICE_CALLS", other, expected));
                 }
             }
@@ -386,9 +410,9 @@ fn check_names(names: impl Iterator<Item = String>) -> Result<()> {
     for name in names {
         let Some(rest) = name.strip_prefix(PREFIX).filter(|rest| !KNOWN.contains(rest)) else { continue };
         if let Some(meant) = meant(rest) {
-            return Err(Error::config(name.clone(), format!("not known; is {PREFIX}{meant} meant? Rename it, or unset it")));
+            return Err(Error::config(name.clone(), format!("not known; did you mean {PREFIX}{meant}? Rename it, or unset it")));
         }
-        crate::base::event::debug!("the variable {name} is none of this crate's");
+        crate::base::event::debug!("the variable {name} is not a setting of this crate");
     }
     Ok(())
 }
@@ -466,9 +490,10 @@ fn secret(read: &dyn Fn(&str) -> Option<String>) -> Result<Option<Secret>> {
     match (read("COLLECTIVES_SECRET"), read("COLLECTIVES_SECRET_FILE")) {
         (None, None) => Ok(None),
         (None, Some(path)) => Secret::from_file(path).map(Some),
-        (Some(_), Some(_)) => {
-            Err(Error::config("COLLECTIVES_SECRET and COLLECTIVES_SECRET_FILE", "both are set; set one of them, on every rank alike"))
-        }
+        (Some(_), Some(_)) => Err(Error::config(
+            "COLLECTIVES_SECRET and COLLECTIVES_SECRET_FILE",
+            "both are set; set only one of them, the same on every rank",
+        )),
         // Bytes that are not UTF-8 have been replaced with one character, so several secrets would be equal.
         (Some(text), None) if text.contains(char::REPLACEMENT_CHARACTER) => {
             Err(Error::config("COLLECTIVES_SECRET", "it is not UTF-8; write it in hexadecimal digits"))
@@ -700,7 +725,7 @@ mod tests {
             ("FLIGHT_RECORDER_FOLDER", "FLIGHT_RECORDER"),
         ] {
             let error = check(slip).unwrap_err().to_string();
-            assert!(error.starts_with(&format!("{PREFIX}{slip}: not known; is {PREFIX}{meant} meant")), "{error}");
+            assert!(error.starts_with(&format!("{PREFIX}{slip}: not known; did you mean {PREFIX}{meant}?")), "{error}");
         }
         for own in ["TEST_GPU", "LOOM", "SHRINKS", "SOAK_SECONDS", ""] {
             check(own).unwrap();

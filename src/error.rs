@@ -66,11 +66,14 @@ fn limit(error: &io::Error) -> String {
     };
     match error.raw_os_error() {
         Some(libc::EMFILE) => {
-            format!(" (this process may have {}: RLIMIT_NOFILE; raise it, `ulimit -n`)", current(rustix::process::Resource::Nofile))
+            format!(
+                " (the limit of this process is {}: RLIMIT_NOFILE; raise it with `ulimit -n`)",
+                current(rustix::process::Resource::Nofile)
+            )
         }
         Some(libc::ENFILE) => " (the system's limit, fs.file-max)".to_owned(),
         Some(libc::EFBIG) => {
-            format!(" (files may have {} B: RLIMIT_FSIZE; raise it, `ulimit -f`)", current(rustix::process::Resource::Fsize))
+            format!(" (files may have {} B: RLIMIT_FSIZE; raise it with `ulimit -f`)", current(rustix::process::Resource::Fsize))
         }
         _ => String::new(),
     }
@@ -86,7 +89,9 @@ fn list_meanwhile(meanwhile: &[String]) -> String {
 
 /// Any error of the crate, with the operation that failed.
 ///
-/// Use the predicates ([`Error::is_timeout`] and the like) where you can: they stay true when variants are added.
+/// Prefer the predicates, such as [`Error::is_timeout`], to matching on variants: they keep working when variants are
+/// added. Each variant says whether the communicator stays usable. If it has ended, later calls return
+/// [`Poisoned`](Self::Poisoned), and [`shrink`](crate::Communicator::shrink) makes another one of the remaining ranks.
 ///
 /// ```
 /// # use collectives::{Communicator, ReduceOp};
@@ -106,7 +111,8 @@ fn list_meanwhile(meanwhile: &[String]) -> String {
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An argument of a call is invalid on this rank. Nothing was sent and no buffer was touched.
+    /// An argument of a call is invalid on this rank. Nothing was sent and no buffer was touched. The communicator stays
+    /// usable.
     #[error("{call}: {reason}")]
     InvalidArgument {
         /// The name of the method that was called.
@@ -120,7 +126,8 @@ pub enum Error {
         /// The name of the method that was called.
         call: &'static str,
     },
-    /// A URL, variable, option or flag cannot be understood.
+    /// A URL, variable, option or flag cannot be understood, or does not fit this host. At a start, no communicator is
+    /// made.
     #[error("{what}: {reason}")]
     Config {
         /// The offending part, quoted.
@@ -128,7 +135,7 @@ pub enum Error {
         /// What is wrong with it and what is expected.
         reason: String,
     },
-    /// The call is valid but not supported.
+    /// The call is valid but not supported. The communicator stays usable, except in a forked child.
     #[error("{what} is not supported: {reason}")]
     Unsupported {
         /// The operation that was asked for.
@@ -136,7 +143,12 @@ pub enum Error {
         /// Why it cannot be done, and what to use instead.
         reason: String,
     },
-    /// Two ranks made different calls. No rank's buffer was touched.
+    /// Two ranks made different calls, or the two ends of a message on devices differ. No buffer of a collective was
+    /// touched.
+    ///
+    /// In host memory, this ends the communicator, except in [`alloc`](crate::Communicator::alloc). On devices, a
+    /// mismatch of collectives leaves it usable. A mismatch of messages, or in a group of several communicators, ends
+    /// it.
     #[error("rank {} called {first_call}, but rank {} called {second_call}", first.rank, second.rank)]
     Mismatch {
         /// One of the two ranks.
@@ -148,7 +160,8 @@ pub enum Error {
         /// Its call in words.
         second_call: String,
     },
-    /// The two ends of a message do not match, or the other end gave it up. Only this message is affected.
+    /// The two ends of a message do not match, or the other end gave it up. Only this message is affected. The
+    /// communicator stays usable.
     #[error("{doing}: {reason}")]
     Message {
         /// The message.
@@ -156,7 +169,11 @@ pub enum Error {
         /// What does not match, or which end gave up.
         reason: String,
     },
-    /// The deadline passed.
+    /// The call's timeout passed.
+    ///
+    /// In a collective, this ends the communicator. It stays usable after a message in host memory, after
+    /// `monitored_barrier` and `tagged_barrier`, after `barrier` if all ranks share a host, and after a call that was
+    /// still waiting for its turn behind another thread's call.
     #[error("{doing}: timed out after {:.3} s{}{}", elapsed.as_secs_f64(), list_arrivals(missing, arrived), list_meanwhile(meanwhile))]
     Timeout {
         /// The call with its sequence number.
@@ -171,8 +188,11 @@ pub enum Error {
         /// used in opposite orders wait for each other.
         meanwhile: Vec<String>,
     },
-    /// A peer closed or dropped its communicator early, its process ended, or its connection broke. The reason tells
-    /// which.
+    /// A peer is lost: it closed or dropped its communicator early, its process ended, its connection broke, or its host
+    /// no longer answers. The reason tells which.
+    ///
+    /// In a collective, this ends the communicator. In a message, a `monitored_barrier` or a `tagged_barrier`, messages
+    /// between the other ranks continue; a collective fails.
     #[error("{doing}: lost {peer} after {:.3} s: {reason}", elapsed.as_secs_f64())]
     PeerLost {
         /// The call or operation.
@@ -184,20 +204,22 @@ pub enum Error {
         /// How the loss was noticed.
         reason: String,
     },
-    /// The communicator was closed before.
+    /// The communicator was closed before. It stays closed.
     #[error("{call}: this communicator has been closed; make another one, or close it after its last call")]
     Closed {
         /// The call that was refused.
         call: String,
     },
-    /// The job's ranks contradict each other: two processes with one rank, or different world sizes.
-    #[error("the ranks of this job contradict each other: {reason}")]
+    /// The job's ranks contradict each other: two processes with one rank, different world sizes or settings, or
+    /// different lists in [`subgroup`](crate::Communicator::subgroup). At a start, no communicator is made. Otherwise the
+    /// communicator stays usable.
+    #[error("the ranks of this job cannot form a communicator: {reason}")]
     Conflict {
         /// Which ranks contradict each other, and how.
         reason: String,
     },
-    /// The remaining ranks agreed on a new communicator without this one.
-    #[error("{doing}: the others went on without rank {rank}: {reason}; end this process, or join a new job")]
+    /// The remaining ranks agreed on a new communicator without this rank. The old communicator has ended.
+    #[error("{doing}: the other ranks continued without rank {rank}: {reason}; end this process, or join a new job")]
     LeftBehind {
         /// The call or operation.
         doing: String,
@@ -214,7 +236,7 @@ pub enum Error {
         /// The error that ended it.
         cause: Arc<Error>,
     },
-    /// The communicator was aborted, here or by a peer.
+    /// The communicator was aborted, here or by a peer. It has ended.
     #[error("{doing}: aborted by {by}")]
     Aborted {
         /// The call or operation.
@@ -222,15 +244,17 @@ pub enum Error {
         /// The rank that aborted.
         by: Peer,
     },
-    /// A peer or server sent bytes that cannot be understood.
-    #[error("{with} sent what cannot be understood: {reason}")]
+    /// A peer or server sent bytes that cannot be understood. If the bytes are an object of an unexpected type, the
+    /// communicator stays usable. Bytes that are no message end it. At a start, no communicator is made.
+    #[error("{with} sent data that cannot be understood: {reason}")]
     Protocol {
         /// The sender.
         with: String,
         /// What was wrong, with the offending value.
         reason: String,
     },
-    /// One end of a connection has the job's secret, and the other has none or a different one.
+    /// One end of a connection has the job's secret, and the other has none or a different one. At a start, no
+    /// communicator is made.
     #[error("{with}: no proof of the job's secret: {reason}")]
     Unauthorized {
         /// The other end.
@@ -238,7 +262,7 @@ pub enum Error {
         /// Which end lacks the secret, and what to do about it.
         reason: String,
     },
-    /// The communicator has no device backend, and the call needs one.
+    /// The communicator has no device backend, and the call needs one. It stays usable.
     #[error("{call}: there is no device backend: {reason}")]
     NoDevice {
         /// The name of the method that was called.
@@ -246,8 +270,8 @@ pub enum Error {
         /// Why there is none, and what to do about it.
         reason: String,
     },
-    /// NCCL refused or failed an operation.
-    #[error("{doing}: NCCL says {code} ({name}): {text}")]
+    /// NCCL refused or failed an operation. The communicator may have ended; then the next call returns `Poisoned`.
+    #[error("{doing}: NCCL returned {code} ({name}): {text}")]
     Nccl {
         /// The operation.
         doing: String,
@@ -258,8 +282,9 @@ pub enum Error {
         /// The text that NCCL gives for it.
         text: String,
     },
-    /// The CUDA driver refused or failed an operation.
-    #[error("{doing}: the CUDA driver says {code}: {text}")]
+    /// The CUDA driver refused or failed an operation. The communicator may have ended; then the next call returns
+    /// `Poisoned`.
+    #[error("{doing}: the CUDA driver returned {code}: {text}")]
     Cuda {
         /// The operation.
         doing: String,
@@ -268,7 +293,8 @@ pub enum Error {
         /// The text that the driver gives for it.
         text: String,
     },
-    /// The operating system refused an operation.
+    /// The operating system refused an operation. The communicator may have ended; then the next call returns
+    /// `Poisoned`.
     #[error("{doing}: {error}{}", limit(error))]
     Io {
         /// The operation and its object.

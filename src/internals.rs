@@ -27,7 +27,7 @@ use crate::host::net::mesh::Mesh;
 use crate::host::reduce::Kernel as Inner;
 use crate::host::shm::{CallContext, Channel, Group};
 
-/// The most inputs of a fold here, besides its destination.
+/// The largest number of inputs of a fold here, in addition to its destination.
 pub const MOST_INPUTS: usize = 16;
 
 /// Returns the instruction sets that this processor has, from the smallest.
@@ -111,7 +111,7 @@ pub fn copy(from: &[u8], to: &mut [u8]) {
     unsafe { copy::copy(from.as_ptr(), to.as_mut_ptr(), from.len()) }
 }
 
-/// Copies past the cache.
+/// Copies with stores that bypass the cache.
 pub fn copy_streaming(from: &[u8], to: &mut [u8]) {
     assert_eq!(from.len(), to.len(), "one length");
     // SAFETY: two borrowed slices of one length.
@@ -153,11 +153,11 @@ impl Link {
         Self::tcp_with(None)
     }
 
-    /// Creates the same with encryption.
+    /// Creates both ends of a TCP connection like [`Link::tcp`], with encryption.
     ///
     /// # Errors
     ///
-    /// Those of [`Link::tcp`], and if this build cannot encrypt.
+    /// The errors of [`Link::tcp`], and an error if this build cannot encrypt.
     pub fn encrypted() -> Result<Vec<Self>> {
         Self::tcp_with(Some(&Secret::random()?.encrypting()?))
     }
@@ -194,7 +194,7 @@ impl Link {
     ///
     /// # Errors
     ///
-    /// If the other end is gone or does not read.
+    /// An error if the other end is gone or does not read.
     pub fn write(&mut self, header: &[u8], payload: &[u8]) -> io::Result<()> {
         let mut parts = [IoSlice::new(header), IoSlice::new(payload)];
         let mut parts = &mut parts[..];
@@ -211,7 +211,7 @@ impl Link {
     ///
     /// # Errors
     ///
-    /// If the other end is gone or does not write.
+    /// An error if the other end is gone or does not write.
     pub fn read(&mut self, mut into: &mut [u8]) -> io::Result<()> {
         while !into.is_empty() {
             let read = patiently(|| self.stream.try_read(into))?;
@@ -221,7 +221,7 @@ impl Link {
     }
 }
 
-/// Tries again until something moves, and yields the core now and then.
+/// Tries again until something moves, and yields the core from time to time.
 fn patiently(mut step: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
     let mut began = None;
     loop {
@@ -244,10 +244,10 @@ impl fmt::Debug for Link {
     }
 }
 
-/// How often a volley polls the other rank's flag. This many polls take seconds.
+/// The number of times that a volley polls the other rank's flag. This many polls take seconds.
 const LOOKS: u64 = 1 << 30;
 
-/// One rank's part in the shared memory of a host. It is given to a thread of its own.
+/// One rank's part in the shared memory of a host. Each rank runs on its own thread.
 pub struct Mailboxes {
     group: Group,
     health: Health,
@@ -317,7 +317,7 @@ impl fmt::Debug for Mailboxes {
 }
 
 /// Functions that the fuzz targets call with arbitrary bytes. They panic if a property does not hold, and are defined
-/// beside the code that they test.
+/// next to the code that they test.
 pub mod fuzz {
     #[cfg(feature = "encryption")]
     pub use crate::authentication::fuzz::{handshake, records};

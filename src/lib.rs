@@ -1,5 +1,20 @@
-//! Collective communication between GPUs, processes, threads and hosts: all-reduce, broadcast, gather, scatter,
-//! all-to-all, messages.
+//! Collective communication between threads, processes, hosts and GPUs: all-reduce, broadcast, gather, scatter,
+//! all-to-all, messages. Device support is experimental: no real GPU has run it.
+//!
+//! ```
+//! use collectives::{Communicator, ReduceOp};
+//!
+//! // Four ranks as threads of this process.
+//! let means = Communicator::run_local(4, |comm| {
+//!     let mut gradient = vec![comm.rank() as f32; 1000];
+//!     comm.all_reduce(&mut gradient, ReduceOp::Avg)?; // every rank now has the mean
+//!     Ok(gradient[0])
+//! })?;
+//! assert_eq!(means, [1.5; 4]);
+//! # Ok::<(), collectives::Error>(())
+//! ```
+//!
+//! The same calls work between processes and hosts, which a launcher starts:
 //!
 //! ```no_run
 //! use collectives::{Communicator, ReduceOp};
@@ -7,14 +22,17 @@
 //! fn main() -> collectives::Result<()> {
 //!     let comm = Communicator::from_env()?; // torchrun, collrun, Slurm, mpirun or plain variables
 //!     let mut gradient = vec![comm.rank() as f32; 1 << 20];
-//!     comm.all_reduce(&mut gradient, ReduceOp::Avg)?; // every rank now has the mean
+//!     comm.all_reduce(&mut gradient, ReduceOp::Avg)?;
 //!     comm.close()
 //! }
 //! ```
 //!
-//! A [`Communicator`] is one rank of a group. Create it from a launcher's variables, from a URL or from your own store
-//! ([`Communicator::builder`]), or with [`Communicator::local`] for the threads of one process. Ranks of one host
-//! communicate over shared memory, ranks of different hosts over TCP.
+//! A [`Communicator`] is one rank's handle to the ranks that make calls together. Create it from a launcher's
+//! variables, from a URL or from your own store ([`Communicator::builder`]), or with [`Communicator::local`] for the
+//! threads of one process. Ranks of one host communicate over shared memory, ranks of different hosts over TCP.
+//!
+//! The guide explains the concepts, failures and performance. It is the mdBook in the folder `docs/` of the repository:
+//! read `docs/src/SUMMARY.md`, or run `mdbook build docs`.
 //!
 //! - Collectives are methods of [`Communicator`]. They reduce with a [`ReduceOp`] or a [`CustomOp`]. They take any
 //!   [`Buffer`]: slices, vectors, arrays, single elements, of any [`Element`] or plain [`Data`].
@@ -22,13 +40,14 @@
 //! - With a GPU attached (`Builder::device`), the same methods take device buffers, including cudarc's slices. They are
 //!   queued on a stream (`Communicator::with_stream` names one) and use NCCL and this crate's own kernels. [`nccl`] has
 //!   the device interface alone, [`interop`] the memory of other crates.
-//! - [`store`] has the stores and their trait, [`flight`] the last calls on record.
+//! - [`store`] has the stores and their trait. [`flight`] has the records of the last calls.
 //! - Errors have one type, [`Error`], which gives the operation, the peers involved, and the time it took.
 //! - Calls are reported to `tracing`, to counters, to trace files and to NVIDIA's profilers: [`observe`].
 //!
 //! # Features
 //!
-//! - `cuda` (on by default): devices. Nothing is linked; the driver and NCCL are loaded when they are first needed.
+//! - `cuda` (on by default): devices (experimental). Nothing is linked; the driver and NCCL are loaded when they are
+//!   first needed.
 //! - `serde`: collectives and messages on any serialisable value.
 //! - `float8`: the element types of the crate `float8`.
 //! - `encryption`: encrypted TCP connections ([`Config::encrypt`]).
@@ -41,11 +60,11 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(not(target_os = "linux"))]
-compile_error!("collectives is for Linux alone: ranks share memory and wait for each other by what only its kernel has");
+compile_error!("collectives supports only Linux: it relies on memfd, futexes and other Linux-only system calls");
 #[cfg(not(target_pointer_width = "64"))]
-compile_error!("collectives is for 64-bit processors alone: sizes, and what ranks of a host share, are laid out in words of 64 bits");
+compile_error!("collectives supports only 64-bit processors: sizes, and the memory that the ranks of a host share, use 64-bit words");
 #[cfg(target_endian = "big")]
-compile_error!("collectives is for little-endian processors alone: ranks send elements to each other as they lie in memory");
+compile_error!("collectives supports only little-endian processors: ranks send elements in the byte order of their memory");
 
 mod authentication;
 mod base;

@@ -42,16 +42,16 @@ impl ToOther for Move<'_> {
 ///
 /// # Errors
 ///
-/// The tensor has a type that collectives lack; the errors of [`Communicator::all_reduce`].
+/// The tensor has a type that `collectives` does not support; the errors of [`Communicator::all_reduce`].
 pub fn all_reduce<const D: usize, K: Basic>(comm: &Communicator, tensor: Tensor<D, K>, op: ReduceOp) -> Result<Tensor<D, K>> {
     changed("all_reduce", tensor, &Change::AllReduce(comm, op))
 }
 
-/// Returns the root's tensor on all ranks; all pass one of the same type and shape.
+/// Returns the root's tensor on all ranks. Every rank passes a tensor of the same type and shape.
 ///
 /// # Errors
 ///
-/// The tensor has a type that collectives lack; the errors of [`Communicator::broadcast`].
+/// The tensor has a type that `collectives` does not support; the errors of [`Communicator::broadcast`].
 pub fn broadcast<const D: usize, K: Basic>(comm: &Communicator, tensor: Tensor<D, K>, root: usize) -> Result<Tensor<D, K>> {
     changed("broadcast", tensor, &Change::Broadcast(comm, root))
 }
@@ -61,7 +61,7 @@ pub fn broadcast<const D: usize, K: Basic>(comm: &Communicator, tensor: Tensor<D
 ///
 /// # Errors
 ///
-/// The dimension does not exist, or the tensor has a type that collectives lack; the errors of
+/// The dimension does not exist, or the tensor has a type that `collectives` does not support; the errors of
 /// [`Communicator::all_gather`].
 pub fn all_gather<const D: usize, K: Basic>(comm: &Communicator, tensor: Tensor<D, K>, dimension: usize) -> Result<Tensor<D, K>> {
     moved("all_gather", tensor, dimension, &Move::AllGather(comm), |side| Ok(side * comm.world_size()))
@@ -72,8 +72,8 @@ pub fn all_gather<const D: usize, K: Basic>(comm: &Communicator, tensor: Tensor<
 ///
 /// # Errors
 ///
-/// The dimension does not exist or cannot be split equally, or the tensor has a type that collectives lack; the errors
-/// of [`Communicator::reduce_scatter`].
+/// The dimension does not exist or cannot be split equally, or the tensor has a type that `collectives` does not
+/// support; the errors of [`Communicator::reduce_scatter`].
 pub fn reduce_scatter<const D: usize, K: Basic>(
     comm: &Communicator,
     tensor: Tensor<D, K>,
@@ -89,7 +89,7 @@ pub fn reduce_scatter<const D: usize, K: Basic>(
 ///
 /// # Errors
 ///
-/// Those of [`reduce_scatter`].
+/// The errors of [`reduce_scatter`].
 pub fn all_to_all<const D: usize, K: Basic>(comm: &Communicator, tensor: Tensor<D, K>, dimension: usize) -> Result<Tensor<D, K>> {
     moved("all_to_all", tensor, dimension, &Move::AllToAll(comm), |side| split("all_to_all", side, comm).map(|()| side))
 }

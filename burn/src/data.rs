@@ -5,7 +5,7 @@ use collectives::{bf16, f16};
 
 use crate::error::{Error, Result};
 
-/// An element that burn and collectives both have.
+/// An element type that both burn and collectives have.
 pub(crate) trait Both: burn::tensor::Element + collectives::Element {}
 
 impl<T: burn::tensor::Element + collectives::Element> Both for T {}

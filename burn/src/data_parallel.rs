@@ -1,4 +1,4 @@
-//! The same parameters on all ranks, and the mean of their gradients.
+//! Gives all ranks the same parameters, and averages their gradients.
 
 use std::collections::HashMap;
 
@@ -25,7 +25,7 @@ use crate::parameters::{Path, Trained, trained};
 /// let weights = Communicator::run_local(2, |comm| {
 ///     let device = Device::default().autodiff();
 ///     let mut optimizer = SgdConfig::new().init();
-///     // Weights are drawn at random: all have rank 0's now.
+///     // Weights are random at first. Now all ranks have rank 0's.
 ///     let (mut parallel, model) = DataParallel::new(comm, LinearConfig::new(3, 1).init(&device)).expect("burn");
 ///     let input = Tensor::<2>::ones([1, 3], &device) * (1.0 + comm.rank() as f32);
 ///     let gradients = GradientsParams::from_grads(model.forward(input).sum().backward(), &model);
@@ -53,18 +53,18 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// - The ranks' modules have different names, shapes or types: the error states which.
+    /// - The ranks' modules have different names, shapes or types: the error says where they differ.
     /// - A parameter is not `f32`, `f64`, `f16` or `bf16`.
     /// - The errors of [`Communicator::broadcast`].
     pub fn new<M: Module>(comm: &Communicator, module: M) -> Result<(Self, M)> {
         Self::with_options(comm, module, Options::default())
     }
 
-    /// Like [`new`](Self::new), with the given bucket sizes and way of combining gradients.
+    /// Does the same as [`new`](Self::new), with the given bucket sizes and way of combining gradients.
     ///
     /// # Errors
     ///
-    /// Those of [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn with_options<M: Module>(comm: &Communicator, module: M, options: Options) -> Result<(Self, M)> {
         let all = trained(&module);
         let parameters = all.iter().map(Trained::described).collect::<Result<_>>()?;
@@ -74,7 +74,7 @@ impl DataParallel {
         Ok((Self { buckets, numbers }, broadcast_parameters(comm, module, 0)?))
     }
 
-    /// Replaces this rank's gradients by the mean of all ranks' gradients. Call it between the backward pass and the
+    /// Replaces this rank's gradients with the mean of all ranks' gradients. Call it between the backward pass and the
     /// optimiser's step. To join several backward passes, use burn's `GradientsAccumulator` first. [`Options::missing`]
     /// determines how a parameter without a gradient counts. Collective.
     ///
@@ -169,7 +169,7 @@ where
 ///
 /// # Errors
 ///
-/// A parameter has a type that collectives lack; the errors of [`Communicator::broadcast`].
+/// A parameter has a type that `collectives` does not support; the errors of [`Communicator::broadcast`].
 pub fn broadcast_parameters<M: Module>(comm: &Communicator, module: M, root: usize) -> Result<M> {
     let mut mapper = Broadcast { comm, root, path: Path::default(), outcome: Ok(()) };
     let module = module.map(&mut mapper);

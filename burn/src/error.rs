@@ -9,8 +9,8 @@ pub enum Error {
     /// A collective failed: see [`collectives::Error`] for what to do.
     #[error(transparent)]
     Collective(#[from] collectives::Error),
-    /// Collectives do not support the tensor's type.
-    #[error("{what}: collectives know no {dtype:?}; cast it to one of theirs first")]
+    /// `collectives` does not support the tensor's type.
+    #[error("{what}: collectives does not support {dtype:?}; cast the tensor to a supported type first")]
     Type {
         /// The tensor.
         what: String,
@@ -26,7 +26,7 @@ pub enum Error {
         reason: String,
     },
     /// burn could not read a tensor or create one.
-    #[error("{what}: burn says: {reason}")]
+    #[error("{what}: burn failed: {reason}")]
     Burn {
         /// The tensor.
         what: String,

@@ -21,11 +21,11 @@
 //!
 //! All ranks must make the same calls, with the same types and shapes, in the same order. If calls differ, all ranks
 //! get an error that names both calls. Supported types are `f64`, `f32`, `f16`, `bf16` and the integers, but not
-//! quantised tensors or `bool`; convert the latter with `int`.
+//! quantised types or `bool`; convert `bool` tensors with `int`.
 //!
 //! A tensor is moved to the host as [`TensorData`](burn::tensor::TensorData), reduced there, and moved back. If the
-//! backend computes on the host and no other tensor shares the memory, nothing is copied. From a GPU, there are two
-//! copies.
+//! backend computes on the host and no other tensor shares the memory, nothing is copied. For a tensor on a GPU, there
+//! are two copies.
 
 #![deny(missing_docs)]
 

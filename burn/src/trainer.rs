@@ -10,8 +10,8 @@ use crate::calls::all_reduce;
 use crate::data_parallel::DataParallel;
 use crate::error::{Error, Result};
 
-/// Trains a module, with a share of every batch on each rank. If all shares have as many samples, and losses are means
-/// over samples, the result equals that of one process with the whole batch, except for rounding.
+/// Trains a module, with a share of every batch on each rank. If all shares have equally many samples, and losses are
+/// means over samples, the result equals that of one process with the whole batch, except for rounding.
 ///
 /// ```
 /// use burn::nn::{LinearConfig, loss::{MseLoss, Reduction}};
@@ -58,11 +58,11 @@ impl Trainer {
         Self::with_options(comm, module, optimizer, Options::default())
     }
 
-    /// Like [`new`](Self::new), with the given bucket sizes and way of combining gradients.
+    /// Does the same as [`new`](Self::new), with the given bucket sizes and way of combining gradients.
     ///
     /// # Errors
     ///
-    /// Those of [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn with_options<M: Module>(comm: &Communicator, module: M, optimizer: ModuleOptimizer, options: Options) -> Result<(Self, M)> {
         let (parallel, module) = DataParallel::with_options(comm, module, options)?;
         Ok((Self { comm: comm.clone(), parallel, optimizer }, module))
@@ -77,7 +77,7 @@ impl Trainer {
     /// module: to continue after one, keep a clone.
     pub fn step<M: Module>(&mut self, learning_rate: f64, module: M, loss: Tensor<1>) -> Result<(M, f64)> {
         if !loss.is_tracked() {
-            return Err(Error::shape("Trainer::step", "the loss has no backward pass: make the module on `Device::autodiff`"));
+            return Err(Error::shape("Trainer::step", "the loss has no backward pass: create the module on `Device::autodiff`"));
         }
         let gradients = GradientsParams::from_grads(loss.backward(), &module);
         let gradients = self.parallel.average(&module, gradients)?;

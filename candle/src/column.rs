@@ -19,7 +19,7 @@ use crate::share::{expect, part_of, shard, share};
 pub struct ColumnParallelLinear {
     comm: Communicator,
     linear: Linear,
-    /// The number of this rank's outputs of each layer in the matrix.
+    /// The number of this rank's outputs, for each layer in the matrix.
     parts: Vec<usize>,
     gathers: bool,
     sequence: Option<usize>,
@@ -48,8 +48,8 @@ impl ColumnParallelLinear {
         Self::new(comm, part_of(comm, "outputs", whole.weight(), 0)?, bias)
     }
 
-    /// Reads this rank's part of `weight`, and of `bias` if `bias` is true, from files of whole tensors. Reads nothing
-    /// else.
+    /// Reads this rank's part of `weight`, and of `bias` if `bias` is true, from files of whole tensors. Reads only
+    /// this part.
     ///
     /// # Errors
     ///
@@ -58,12 +58,12 @@ impl ColumnParallelLinear {
         Self::load_part(comm, inputs, share("outputs", comm, outputs)?, bias, shard(comm, 0), files)
     }
 
-    /// Reads this rank's part of several layers into one matrix: a gate and the projection beside it, or queries, keys
-    /// and values. `layers` gives each layer's name in the files and its number of outputs.
+    /// Reads this rank's part of several layers into one matrix, for example the gate and up projections of an MLP, or
+    /// queries, keys and values. `layers` gives each layer's name in the files and its number of outputs.
     ///
-    /// A rank has its share of the first layer, then its share of the second, and so on;
-    /// [`forward_parts`](Self::forward_parts) returns them separately. During loading, the parts and the matrix are in
-    /// memory together.
+    /// In the matrix, a rank's share of the first layer comes first, then its share of the second, and so on.
+    /// [`forward_parts`](Self::forward_parts) returns their outputs separately. During loading, the parts and the
+    /// matrix are in memory at the same time.
     ///
     /// ```
     /// # use candle_core::{DType, Device, Tensor};
@@ -77,7 +77,7 @@ impl ColumnParallelLinear {
     /// # candle_core::safetensors::save(&file, &path)?;
     /// let outputs = Communicator::run_local(3, |comm| {
     ///     let run = || -> candle_core::Result<Vec<Vec<Vec<f32>>>> {
-    ///         // SAFETY: nobody writes to the file while it is mapped.
+    ///         // SAFETY: no process writes to the file while it is mapped.
     ///         let files = unsafe { ShardedSafeTensors::var_builder(&[&path], DType::F32, &Device::Cpu)? };
     ///         let layer = ColumnParallelLinear::load_multi(comm, 2, &[("gate", 6), ("up", 6)], false, &files)?;
     ///         let parts = layer.forward_parts(&Tensor::ones((1, 2), DType::F32, &Device::Cpu)?)?;
@@ -104,11 +104,11 @@ impl ColumnParallelLinear {
         Self::merge(layers.iter().map(load).collect::<Result<_>>()?)
     }
 
-    /// Reads this rank's heads of an attention's queries, keys and values into one matrix. `names` gives their names in
-    /// the files; [`forward_parts`](Self::forward_parts) returns the three separately.
+    /// Reads this rank's heads of the queries, keys and values of an attention layer into one matrix. `names` gives the
+    /// names of the three in the files; [`forward_parts`](Self::forward_parts) returns them separately.
     ///
     /// Keys and values may have fewer heads than queries, and fewer than there are ranks. Several ranks then have the
-    /// same head, which all their queries use. [`AttentionHeads::of_rank`] returns the numbers of heads of a rank.
+    /// same head, which all their queries use. [`AttentionHeads::of_rank`] returns how many heads a rank has.
     ///
     /// # Errors
     ///
@@ -142,7 +142,7 @@ impl ColumnParallelLinear {
 
     /// Joins several layers with the same input into one.
     fn merge(layers: Vec<Self>) -> Result<Self> {
-        let Some(first) = layers.first() else { candle_core::bail!("there are no layers to be put into one matrix") };
+        let Some(first) = layers.first() else { candle_core::bail!("no layers were passed; at least one is needed") };
         let weights: Vec<&Tensor> = layers.iter().map(|layer| layer.linear.weight()).collect();
         let biases: Vec<&Tensor> = layers.iter().filter_map(|layer| layer.linear.bias()).collect();
         let bias = if biases.is_empty() { None } else { Some(Tensor::cat(&biases, 0)?) };
@@ -150,7 +150,8 @@ impl ColumnParallelLinear {
         Ok(Self { parts, ..Self::new(&first.comm, Tensor::cat(&weights, 0)?, bias)? })
     }
 
-    /// Makes the layer return all outputs on every rank: one gather in the forward pass for each layer in the matrix.
+    /// Makes the layer return all outputs on every rank. This takes one gather in the forward pass for each layer in
+    /// the matrix.
     #[must_use]
     pub fn gathering(mut self) -> Self {
         self.gathers = true;
@@ -158,8 +159,8 @@ impl ColumnParallelLinear {
     }
 
     /// Makes the layer take this rank's part of the input along a dimension, as a
-    /// [sequence-parallel](crate::RowParallelLinear::sequence_parallel) layer leaves it. An [`all_gather`] forward and
-    /// a [`reduce_scatter`](crate::reduce_scatter) backward replace the all-reduce.
+    /// [sequence-parallel](crate::RowParallelLinear::sequence_parallel) layer leaves it. An [`all_gather`] in the
+    /// forward pass and a [`reduce_scatter`](crate::reduce_scatter) in the backward pass replace the all-reduce.
     #[must_use]
     pub fn sequence_parallel(mut self, dimension: usize) -> Self {
         self.sequence = Some(dimension);

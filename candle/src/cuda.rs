@@ -23,7 +23,7 @@ pub(crate) fn compute(storage: &CudaStorage, (from, to): (usize, usize), len: us
                     }
                     S::$kind(destination)
                 })*
-                _ => candle_core::bail!("candle does not compute with this type, nor do collectives"),
+                _ => candle_core::bail!("neither candle nor collectives computes with this element type"),
             }
         };
     }
@@ -36,7 +36,7 @@ pub(crate) fn change(storage: &mut CudaStorage, (from, to): (usize, usize), work
         ($($kind:ident)*) => {
             match &mut storage.slice {
                 $(S::$kind(elements) => work.run(&mut elements.slice_mut(from..to)),)*
-                _ => candle_core::bail!("candle does not compute with this type, nor do collectives"),
+                _ => candle_core::bail!("neither candle nor collectives computes with this element type"),
             }
         };
     }
@@ -50,7 +50,7 @@ pub(crate) fn ready(buckets: &mut DataParallel, number: usize, gradient: &CudaSt
         S::F64(elements) => buckets.ready(number, &elements.slice(from..to)),
         S::F16(elements) => buckets.ready(number, &elements.slice(from..to)),
         S::BF16(elements) => buckets.ready(number, &elements.slice(from..to)),
-        _ => candle_core::bail!("gradients are f32, f64, f16 or bf16"),
+        _ => candle_core::bail!("gradients must be f32, f64, f16 or bf16"),
     };
     done.map_err(failed)
 }
@@ -64,7 +64,7 @@ impl InplaceOp1 for Mean<'_, '_> {
     }
 
     fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout) -> Result<()> {
-        candle_core::bail!("the mean is on a device, and this tensor is not")
+        candle_core::bail!("the mean gradient is on a GPU, but this tensor is in host memory")
     }
 
     fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> Result<()> {
@@ -75,7 +75,7 @@ impl InplaceOp1 for Mean<'_, '_> {
             S::F64(elements) => means.copy_to(number, &mut elements.slice_mut(from..to)),
             S::F16(elements) => means.copy_to(number, &mut elements.slice_mut(from..to)),
             S::BF16(elements) => means.copy_to(number, &mut elements.slice_mut(from..to)),
-            _ => candle_core::bail!("gradients are f32, f64, f16 or bf16"),
+            _ => candle_core::bail!("gradients must be f32, f64, f16 or bf16"),
         };
         done.map_err(failed)
     }

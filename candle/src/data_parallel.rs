@@ -45,17 +45,17 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// The variables have other types, lie elsewhere, or differ between ranks; the errors of
+    /// The variables have other types, are in other memory, or differ between ranks; the errors of
     /// [`Communicator::broadcast`].
     pub fn new(comm: &Communicator, variables: Vec<Var>) -> Result<Self> {
         Self::with_options(comm, variables, Options::default())
     }
 
-    /// Like [`new`](Self::new), with the given bucket sizes and way of combining gradients.
+    /// Does the same as [`new`](Self::new), with the given bucket sizes and way of combining gradients.
     ///
     /// # Errors
     ///
-    /// Those of [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn with_options(comm: &Communicator, variables: Vec<Var>, options: Options) -> Result<Self> {
         let parameters: Result<Vec<Parameter>> =
             variables.iter().enumerate().map(|(number, variable)| parameter(number, variable)).collect();
@@ -71,12 +71,13 @@ impl DataParallel {
     }
 
     /// Adds the gradient of a variable, given by its index in the list. The gradient is copied, and reduced in the
-    /// background as soon as its bucket is full. If a model is differentiated layer by layer, averaging runs while it
-    /// computes the earlier layers.
+    /// background as soon as its bucket is full. If a model is differentiated layer by layer, averaging runs while the
+    /// gradients of earlier layers are computed.
     ///
     /// # Errors
     ///
-    /// The index or the gradient does not fit; the errors of [`collectives_train::DataParallel::ready`] and of candle.
+    /// There is no such variable, or the gradient does not match it; the errors of
+    /// [`collectives_train::DataParallel::ready`] and of candle.
     pub fn ready(&mut self, variable: usize, gradient: &Tensor) -> Result<()> {
         ready(&mut self.buckets, variable, &gradient.contiguous()?)
     }
@@ -92,12 +93,12 @@ impl DataParallel {
         self.variables.iter().enumerate().map(|(number, variable)| mean(&mut means, number, variable)).collect()
     }
 
-    /// Replaces each variable's gradient by the ranks' mean. Calls [`ready`](Self::ready) for each variable, the last
-    /// one first, and then [`finish`](Self::finish). Collective.
+    /// Replaces each variable's gradient with the mean over all ranks. Calls [`ready`](Self::ready) for each variable,
+    /// the last one first, and then [`finish`](Self::finish). Collective.
     ///
     /// # Errors
     ///
-    /// Those of [`ready`](Self::ready) and [`finish`](Self::finish).
+    /// The errors of [`ready`](Self::ready) and [`finish`](Self::finish).
     pub fn average(&mut self, gradients: &mut GradStore) -> Result<()> {
         for (number, variable) in self.variables.iter().enumerate().rev() {
             if let Some(gradient) = gradients.remove(variable) {
@@ -118,7 +119,7 @@ fn parameter(number: usize, variable: &Var) -> Result<Parameter> {
         DType::F64 => Parameter::new::<f64>(name, shape),
         DType::F16 => Parameter::new::<f16>(name, shape),
         DType::BF16 => Parameter::new::<bf16>(name, shape),
-        other => candle_core::bail!("{name} is of {other:?}; gradients are f32, f64, f16 or bf16"),
+        other => candle_core::bail!("{name} is of {other:?}; gradients must be f32, f64, f16 or bf16"),
     })
 }
 
@@ -134,7 +135,7 @@ fn ready(buckets: &mut Buckets, number: usize, gradient: &Tensor) -> Result<()> 
         Storage::Cpu(CpuStorage::BF16(elements)) => buckets.give(number, elements[from..to].to_vec()),
         #[cfg(feature = "cuda")]
         Storage::Cuda(storage) => return crate::cuda::ready(buckets, number, storage, (from, to)),
-        _ => candle_core::bail!("a gradient of {:?} on {:?}", gradient.dtype(), gradient.device()),
+        _ => candle_core::bail!("a gradient of {:?} on {:?} is not supported", gradient.dtype(), gradient.device()),
     };
     done.map_err(failed)
 }
@@ -152,7 +153,7 @@ fn mean(means: &mut Averaged<'_>, number: usize, variable: &Var) -> Result<Tenso
         DType::F64 => taken::<f64>(means, number, variable),
         DType::F16 => taken::<f16>(means, number, variable),
         DType::BF16 => taken::<bf16>(means, number, variable),
-        other => candle_core::bail!("a variable of {other:?}; gradients are f32, f64, f16 or bf16"),
+        other => candle_core::bail!("the variable is of {other:?}; gradients must be f32, f64, f16 or bf16"),
     }
 }
 

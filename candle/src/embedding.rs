@@ -8,11 +8,11 @@ use crate::function::reduce_scatter;
 use crate::regions::reduce_from_ranks;
 use crate::share::{expect, part_of, shard, share};
 
-/// An embedding that has this rank's share of the rows: `[..]` of ids becomes `[.., width]` on every rank.
+/// An embedding that has this rank's share of the rows: ids of shape `[..]` become `[.., width]` on every rank.
 ///
 /// A vocabulary that cannot be split equally must be padded first. Add rows of zeros to the embedding and to the layer
-/// that computes the logits, and give that layer a bias of `-inf` for each row of padding. Padding tokens then have no
-/// probability and no part in the loss.
+/// that computes the logits. Give that layer a bias of `-inf` for each row of padding. Padding tokens then have zero
+/// probability and do not affect the loss.
 #[derive(Debug, Clone)]
 pub struct VocabParallelEmbedding {
     comm: Communicator,
@@ -22,8 +22,8 @@ pub struct VocabParallelEmbedding {
 }
 
 impl VocabParallelEmbedding {
-    /// Creates the embedding from this rank's rows, `[vocabulary / ranks, width]`, as many on every rank. They may be a
-    /// variable.
+    /// Creates the embedding from this rank's rows, `[vocabulary / ranks, width]`, equally many on every rank. They may
+    /// be a variable.
     ///
     /// # Errors
     ///
@@ -37,7 +37,7 @@ impl VocabParallelEmbedding {
     ///
     /// # Errors
     ///
-    /// The rows cannot be split equally: the error states how many rows of padding are missing.
+    /// The rows cannot be split equally: the error says how many rows of padding to add.
     pub fn split(comm: &Communicator, whole: &Tensor) -> Result<Self> {
         Self::new(comm, part_of(comm, "rows", whole, 0)?)
     }
@@ -46,7 +46,7 @@ impl VocabParallelEmbedding {
     ///
     /// # Errors
     ///
-    /// Those of [`split`](Self::split) and of candle.
+    /// The errors of [`split`](Self::split) and of candle.
     pub fn load(comm: &Communicator, vocabulary: usize, width: usize, files: &ShardedVarBuilder<'_>) -> Result<Self> {
         let own = share("rows", comm, vocabulary)?;
         let weight = files.get_with_hints((own, width), "weight", shard(comm, 0))?;
@@ -54,9 +54,10 @@ impl VocabParallelEmbedding {
         Self::new(comm, weight)
     }
 
-    /// Leaves each rank its part of the output along a dimension, as a
-    /// [sequence-parallel](crate::RowParallelLinear::sequence_parallel) layer does. A [`reduce_scatter`] forward and an
-    /// [`all_gather`](crate::all_gather) backward replace the all-reduce. The ids are whole on every rank.
+    /// Gives each rank its part of the output along a dimension, as a
+    /// [sequence-parallel](crate::RowParallelLinear::sequence_parallel) layer does. A [`reduce_scatter`] in the forward
+    /// pass and an [`all_gather`](crate::all_gather) in the backward pass replace the all-reduce. Every rank still
+    /// passes all ids.
     #[must_use]
     pub fn sequence_parallel(mut self, dimension: usize) -> Self {
         self.sequence = Some(dimension);
@@ -79,7 +80,7 @@ impl Module for VocabParallelEmbedding {
     }
 }
 
-/// Returns the ids, counted from this rank's first one (0 for those of other ranks), and whether each is this rank's.
+/// Returns the ids relative to this rank's first id (0 for ids of other ranks), and whether each id is this rank's.
 /// Reads two numbers from the device, to refuse ids outside the vocabulary.
 pub(crate) fn own_ids(comm: &Communicator, ids: &Tensor, rows: usize) -> Result<(Tensor, Tensor)> {
     let vocabulary = rows * comm.world_size();
@@ -88,7 +89,7 @@ pub(crate) fn own_ids(comm: &Communicator, ids: &Tensor, rows: usize) -> Result<
         let flat = ids.flatten_all()?;
         let (least, most) = (flat.min(0)?.to_scalar::<i64>()?, flat.max(0)?.to_scalar::<i64>()?);
         if least < 0 || most >= vocabulary as i64 {
-            candle_core::bail!("ids from {least} to {most}, of {vocabulary} that there are");
+            candle_core::bail!("the ids range from {least} to {most}, but the vocabulary has {vocabulary} entries");
         }
     }
     let first = (comm.rank() * rows) as i64;

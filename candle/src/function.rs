@@ -1,4 +1,4 @@
-//! Collectives that return a new tensor, each with the collective that its gradient takes.
+//! Collectives that return a new tensor, each with the collective that computes its gradient.
 
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
 use collectives::{Buffer, BufferMut, Communicator, Element, ReduceOp};
@@ -22,7 +22,7 @@ pub(crate) enum Step {
     Part,
 }
 
-/// An operation of the forward pass, and the one that its gradient takes.
+/// An operation of the forward pass, and the operation that computes its gradient.
 #[derive(Debug, Clone)]
 pub(crate) struct Function {
     pub(crate) comm: Communicator,
@@ -51,11 +51,9 @@ impl Function {
         if !is_split && self.forward != Step::AllGather {
             return Ok(shape.clone());
         }
-        let Some(first) = dimensions.first_mut() else {
-            candle_core::bail!("{}: a scalar has no dimension to be split or joined", self.name())
-        };
+        let Some(first) = dimensions.first_mut() else { candle_core::bail!("{}: a scalar has no dimension to split or join", self.name()) };
         if is_split && !first.is_multiple_of(ranks) {
-            candle_core::bail!("{}: {first} cannot be split between {ranks} ranks", self.name());
+            candle_core::bail!("{}: a dimension of {first} cannot be split between {ranks} ranks", self.name());
         }
         match self.forward {
             Step::AllGather => *first *= ranks,
@@ -121,7 +119,7 @@ impl CustomOp1 for Function {
 
     fn bwd(&self, _argument: &Tensor, _result: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
         let Some(backward) = self.backward else {
-            candle_core::bail!("{} with this op has no gradient here: use Sum or Avg, or detach the tensor", self.name());
+            candle_core::bail!("{} has no gradient with this op: use Sum or Avg, or detach the tensor", self.name());
         };
         let mean = self.forward == Step::ReduceScatter(ReduceOp::Avg);
         let forward = if mean { Step::ReduceScatter(ReduceOp::Sum) } else { self.forward };
@@ -131,8 +129,8 @@ impl CustomOp1 for Function {
     }
 }
 
-/// Reduces a tensor over all ranks into a new one. With `Sum` and `Avg` it is differentiable, by the same call on the
-/// gradient. The gradient is the effect of this rank's values on the losses of all ranks together.
+/// Reduces a tensor over all ranks into a new one. With `Sum` and `Avg` it is differentiable: the backward pass makes
+/// the same call on the gradient. It thus computes the gradient of the sum of all ranks' losses.
 ///
 /// # Errors
 ///
@@ -142,8 +140,8 @@ pub fn all_reduce(comm: &Communicator, tensor: &Tensor, op: ReduceOp) -> Result<
     Function { comm: comm.clone(), forward: Step::AllReduce(op), backward }.apply(tensor, 0)
 }
 
-/// Returns the root's tensor on all ranks; all pass one of the same type and shape. Its gradient is the sum of all
-/// ranks' gradients on the root, and zero elsewhere.
+/// Returns the root's tensor on all ranks. Every rank passes a tensor of the same type and shape. The gradient is the
+/// sum of all ranks' gradients on the root, and zero on other ranks.
 ///
 /// # Errors
 ///
@@ -165,8 +163,8 @@ pub fn all_gather(comm: &Communicator, tensor: &Tensor, dimension: usize) -> Res
 }
 
 /// Reduces all ranks' tensors and returns this rank's part along a dimension: `[.., d, ..]` becomes `[.., d / ranks,
-/// ..]`. With `Sum` and `Avg` it is differentiable, by an [`all_gather`] of the gradient, which is divided by the
-/// number of ranks for `Avg`.
+/// ..]`. With `Sum` and `Avg` it is differentiable: the backward pass makes an [`all_gather`] of the gradient, divided
+/// by the number of ranks for `Avg`.
 ///
 /// # Errors
 ///
@@ -182,7 +180,7 @@ pub fn reduce_scatter(comm: &Communicator, tensor: &Tensor, dimension: usize, op
 ///
 /// # Errors
 ///
-/// Those of [`reduce_scatter`].
+/// The errors of [`reduce_scatter`].
 pub fn all_to_all(comm: &Communicator, tensor: &Tensor, dimension: usize) -> Result<Tensor> {
     Function { comm: comm.clone(), forward: Step::AllToAll, backward: Some(Step::AllToAll) }.apply(tensor, dimension)
 }

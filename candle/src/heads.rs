@@ -1,24 +1,25 @@
-//! The numbers of heads of an attention, in a model and on a rank.
+//! The numbers of heads of an attention layer, in a model and on a rank.
 
 use candle_core::Result;
 use candle_nn::var_builder::Shard;
 use collectives::Communicator;
 
-/// The numbers of heads of an attention, and their width. Keys and values may have fewer heads than queries; then
-/// consecutive query heads, equally many, share each of them.
+/// The numbers of heads of an attention layer, and their width. Keys and values may have fewer heads than queries. Each
+/// of their heads is then shared by equally many consecutive query heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttentionHeads {
     /// Heads of the queries.
     pub query: usize,
     /// Heads of the keys, and of the values.
     pub key_value: usize,
-    /// Numbers in a head.
+    /// The width of a head.
     pub width: usize,
 }
 
 impl AttentionHeads {
     /// Returns the heads of each rank: an equal share of the query heads, and the heads of keys and values that these
-    /// use. If there are fewer heads of keys and values than ranks, each rank has one, and several ranks have the same.
+    /// query heads use. If there are fewer heads of keys and values than ranks, each rank has one, and several ranks
+    /// have the same one.
     ///
     /// ```
     /// use collectives::Communicator;
@@ -37,7 +38,7 @@ impl AttentionHeads {
     pub fn of_rank(self, comm: &Communicator) -> Result<Self> {
         let (Self { query, key_value, .. }, ranks) = (self, comm.world_size());
         if query == 0 || key_value == 0 || !query.is_multiple_of(key_value) {
-            candle_core::bail!("{query} query heads cannot be shared out equally between {key_value} heads of keys and values");
+            candle_core::bail!("{query} query heads cannot be split equally between {key_value} heads of keys and values");
         }
         if !query.is_multiple_of(ranks) {
             candle_core::bail!("{query} query heads cannot be split between {ranks} ranks");

@@ -77,9 +77,9 @@ pub fn broadcast_in_place(comm: &Communicator, tensor: &Tensor, root: usize) -> 
 fn on_parts(comm: &Communicator, tensor: &Tensor, call: Call) -> Result<()> {
     let (call, ranks) = (InPlace { comm, call }, comm.world_size());
     match tensor.dims().first() {
-        None => candle_core::bail!("{}: a scalar has no dimension with a part for each rank", call.name()),
+        None => candle_core::bail!("{}: a scalar has no dimension to split between the ranks", call.name()),
         Some(first) if !first.is_multiple_of(ranks) => {
-            candle_core::bail!("{}: {first} cannot be split between {ranks} ranks", call.name())
+            candle_core::bail!("{}: a dimension of {first} cannot be split between {ranks} ranks", call.name())
         }
         Some(_) => tensor.inplace_op1(&call),
     }
@@ -119,17 +119,17 @@ pub fn all_gather_in_place(comm: &Communicator, tensor: &Tensor) -> Result<()> {
 ///
 /// # Errors
 ///
-/// Those of [`all_gather_in_place`] and of [`Communicator::reduce_scatter`].
+/// The errors of [`all_gather_in_place`] and of [`Communicator::reduce_scatter`].
 pub fn reduce_scatter_in_place(comm: &Communicator, tensor: &Tensor, op: ReduceOp) -> Result<()> {
     on_parts(comm, tensor, Call::ReduceScatter(op))
 }
 
-/// Sends the n-th part of a contiguous tensor, `[ranks × d, ..]`, to rank n, and replaces it by the part that rank n
-/// sent to this one, in the tensor's own memory. No gradient flows through this.
+/// Exchanges parts of a contiguous tensor, `[ranks × d, ..]`, in its own memory. The n-th part goes to rank n, and is
+/// replaced with the part that rank n sent to this one. No gradient flows through this.
 ///
 /// # Errors
 ///
-/// Those of [`all_gather_in_place`] and of [`Communicator::all_to_all`].
+/// The errors of [`all_gather_in_place`] and of [`Communicator::all_to_all`].
 pub fn all_to_all_in_place(comm: &Communicator, tensor: &Tensor) -> Result<()> {
     on_parts(comm, tensor, Call::AllToAll)
 }

@@ -7,8 +7,8 @@
 //!   model that is split over ranks, as in Megatron. Outside this part every rank computes the same.
 //! - [`ColumnParallelLinear`], [`RowParallelLinear`], [`VocabParallelEmbedding`] and [`vocab_parallel_cross_entropy`]
 //!   are the layers built from these. Each rank reads only its share of the weights from safetensors files. Layers with
-//!   the same input, such as queries, keys and values, can share one matrix. [`AttentionHeads`] computes a rank's
-//!   heads.
+//!   the same input, such as queries, keys and values, can share one matrix. [`AttentionHeads`] computes how many heads
+//!   a rank has.
 //! - [`DataParallel`] averages the gradients of a backward pass.
 //!
 //! ```
@@ -25,7 +25,7 @@
 //!     };
 //!     Ok(run().expect("candle"))
 //! })?;
-//! assert_eq!(slopes, [[4.0, 12.0], [8.0, 12.0]]); // of both ranks' losses together
+//! assert_eq!(slopes, [[4.0, 12.0], [8.0, 12.0]]); // the gradients of both ranks' losses together
 //! # Ok::<(), collectives::Error>(())
 //! ```
 //!

@@ -8,7 +8,7 @@ use crate::function::all_reduce;
 use crate::regions::reduce_from_ranks;
 
 /// Returns the mean cross-entropy of logits whose last dimension is split over the ranks, `[rows, vocabulary / ranks]`.
-/// The targets, `[rows]`, are the same on every rank, and so is the loss. No rank holds a row of all logits.
+/// The targets, `[rows]`, are the same on every rank, and so is the loss. No rank ever holds a whole row of logits.
 ///
 /// Logits may be `-inf`, as for padding. For `f16` and `bf16`, in which sums over a vocabulary would stop growing, an
 /// `f32` copy is made and the loss is `f32`; the gradient has the type of the logits.
@@ -24,7 +24,7 @@ use crate::regions::reduce_from_ranks;
 ///
 /// let losses = Communicator::run_local(2, |comm| {
 ///     let run = || -> candle_core::Result<f32> {
-///         let logits = Tensor::zeros((3, 5), candle_core::DType::F32, &Device::Cpu)?; // of 10, all alike
+///         let logits = Tensor::zeros((3, 5), candle_core::DType::F32, &Device::Cpu)?; // 5 of 10, all equal
 ///         let targets = Tensor::new(&[0_u32, 4, 9], &Device::Cpu)?;
 ///         vocab_parallel_cross_entropy(comm, &logits, &targets)?.to_scalar()
 ///     };
@@ -40,7 +40,7 @@ use crate::regions::reduce_from_ranks;
 pub fn vocab_parallel_cross_entropy(comm: &Communicator, logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     let (rows, own) = logits.dims2()?;
     if targets.dims() != [rows] {
-        candle_core::bail!("{rows} rows of logits have targets of the shape {:?}", targets.dims());
+        candle_core::bail!("{rows} rows of logits need one target each, but the targets have shape {:?}", targets.dims());
     }
     let (targets, is_own) = own_ids(comm, targets, own)?;
     let logits = &if matches!(logits.dtype(), DType::F16 | DType::BF16) { logits.to_dtype(DType::F32)? } else { logits.clone() };

@@ -7,11 +7,11 @@ use collectives::{Buffer, BufferMut, Element};
 pub(crate) fn extent(layout: &Layout) -> Result<(usize, usize)> {
     match layout.contiguous_offsets() {
         Some(extent) => Ok(extent),
-        None => candle_core::bail!("collectives need a contiguous tensor, not strides {:?}", layout.stride()),
+        None => candle_core::bail!("the tensor must be contiguous, but it has strides {:?}", layout.stride()),
     }
 }
 
-/// An operation that computes new elements from some, of any type and in any memory.
+/// An operation that computes new elements from existing ones, of any type and in any memory.
 pub(crate) trait Compute {
     /// Returns the index from which `len` elements are copied, if a local copy is all that the operation does.
     fn copied_from(&self, len: usize) -> Option<usize>;
@@ -30,7 +30,7 @@ pub(crate) fn compute(storage: &CpuStorage, (from, to): (usize, usize), len: usi
         ($($kind:ident)*) => {
             match storage {
                 $(S::$kind(elements) => S::$kind(filled(&elements[from..to], len, work)?),)*
-                _ => candle_core::bail!("candle does not compute with this type, nor do collectives"),
+                _ => candle_core::bail!("neither candle nor collectives computes with this element type"),
             }
         };
     }
@@ -59,7 +59,7 @@ pub(crate) fn change(storage: &mut CpuStorage, (from, to): (usize, usize), work:
         ($($kind:ident)*) => {
             match storage {
                 $(S::$kind(elements) => work.run(&mut elements[from..to]),)*
-                _ => candle_core::bail!("candle does not compute with this type, nor do collectives"),
+                _ => candle_core::bail!("neither candle nor collectives computes with this element type"),
             }
         };
     }

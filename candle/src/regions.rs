@@ -1,5 +1,5 @@
 //! The operations that begin and end a part of a model that is split over ranks. Outside this part every rank has the
-//! same tensors and computes the same loss. A gradient of the part's output is therefore already the same on every
+//! same tensors and computes the same loss. The gradient of the part's output is therefore already the same on every
 //! rank, and is not summed again.
 
 use candle_core::{Result, Tensor};
@@ -11,12 +11,12 @@ fn region(comm: &Communicator, tensor: &Tensor, dimension: usize, forward: Step,
     Function { comm: comm.clone(), forward, backward: Some(backward) }.apply(tensor, dimension)
 }
 
-/// Begins a split part with the whole tensor on every rank. Forward only copies, and only if there will be a gradient;
-/// backward sums the gradients.
+/// Begins a split part with the whole tensor on every rank. The forward pass only copies, and only if there will be a
+/// gradient. The backward pass sums the gradients.
 ///
 /// # Errors
 ///
-/// The errors of candle; in the backward pass those of [`Communicator::all_reduce`].
+/// The errors of candle; in the backward pass, the errors of [`Communicator::all_reduce`].
 pub fn copy_to_ranks(comm: &Communicator, tensor: &Tensor) -> Result<Tensor> {
     if !tensor.track_op() {
         return Ok(tensor.clone());
@@ -24,7 +24,7 @@ pub fn copy_to_ranks(comm: &Communicator, tensor: &Tensor) -> Result<Tensor> {
     region(comm, tensor, 0, Step::Identity, Step::AllReduce(ReduceOp::Sum))
 }
 
-/// Ends a split part with the sum of the ranks' tensors. Backward passes the gradient on unchanged.
+/// Ends a split part with the sum of the ranks' tensors. The backward pass leaves the gradient unchanged.
 ///
 /// # Errors
 ///
@@ -33,21 +33,21 @@ pub fn reduce_from_ranks(comm: &Communicator, tensor: &Tensor) -> Result<Tensor>
     region(comm, tensor, 0, Step::AllReduce(ReduceOp::Sum), Step::Identity)
 }
 
-/// Ends a split part with the ranks' tensors concatenated along a dimension. Backward, each rank takes its part of the
-/// gradient.
+/// Ends a split part with the ranks' tensors concatenated along a dimension. In the backward pass, each rank takes its
+/// part of the gradient.
 ///
 /// # Errors
 ///
-/// Those of [`all_gather`](crate::all_gather).
+/// The errors of [`all_gather`](crate::all_gather).
 pub fn gather_from_ranks(comm: &Communicator, tensor: &Tensor, dimension: usize) -> Result<Tensor> {
     region(comm, tensor, dimension, Step::AllGather, Step::Part)
 }
 
-/// Begins a split part with this rank's part of a tensor along a dimension. Backward gathers the gradients.
+/// Begins a split part with this rank's part of a tensor along a dimension. The backward pass gathers the gradients.
 ///
 /// # Errors
 ///
-/// The dimension does not exist or cannot be split equally; the errors of candle; in the backward pass those of
+/// The dimension does not exist or cannot be split equally; the errors of candle; in the backward pass, the errors of
 /// [`Communicator::all_gather`].
 pub fn scatter_to_ranks(comm: &Communicator, tensor: &Tensor, dimension: usize) -> Result<Tensor> {
     region(comm, tensor, dimension, Step::Part, Step::AllGather)

@@ -9,7 +9,8 @@ use crate::function::reduce_scatter;
 use crate::regions::{copy_to_ranks, reduce_from_ranks};
 use crate::share::{expect, part_of, shard, share};
 
-/// A linear layer that takes this rank's share of the inputs: `[.., inputs / ranks]` becomes `[.., outputs]` on every rank.
+/// A linear layer that takes this rank's share of the inputs: `[.., inputs / ranks]` becomes `[.., outputs]` on every
+/// rank.
 #[derive(Debug, Clone)]
 pub struct RowParallelLinear {
     comm: Communicator,
@@ -53,11 +54,12 @@ impl RowParallelLinear {
         Self::new(comm, weight, bias)
     }
 
-    /// Leaves each rank its part of the output along a dimension. A [`reduce_scatter`] forward and an
-    /// [`all_gather`](crate::all_gather) backward replace the all-reduce.
+    /// Gives each rank its part of the output along a dimension. A [`reduce_scatter`] in the forward pass and an
+    /// [`all_gather`](crate::all_gather) in the backward pass replace the all-reduce.
     ///
     /// The layers up to the next [column-parallel](crate::ColumnParallelLinear::sequence_parallel) layer then work on
-    /// parts. Pass weights in between that all ranks have, such as a norm's, through [`copy_to_ranks`].
+    /// parts. If these layers have weights that are the same on all ranks, such as those of a norm, pass the weights
+    /// through [`copy_to_ranks`].
     #[must_use]
     pub fn sequence_parallel(mut self, dimension: usize) -> Self {
         self.sequence = Some(dimension);

@@ -1,7 +1,8 @@
 //! The parts of weights that a rank has, for inference and for training.
 //!
-//! A column-parallel layer has a share of the outputs, a row-parallel layer a share of the inputs. One after the other
-//! they need one all-reduce forward, after the second, and one backward, before the first.
+//! A column-parallel layer has a share of the outputs, a row-parallel layer a share of the inputs. If one follows the
+//! other, they need one all-reduce in the forward pass, after the second layer. They need another one in the backward
+//! pass, for the gradient of the first layer's input.
 
 use candle_core::{Result, Tensor};
 use candle_nn::var_builder::Shard;
@@ -18,20 +19,20 @@ pub(crate) fn shard(comm: &Communicator, dim: usize) -> Shard {
     Shard { dim, rank: comm.rank(), world_size: comm.world_size() }
 }
 
-/// Refuses a part of another shape than expected.
+/// Refuses a part that does not have the expected shape.
 pub(crate) fn expect(what: &str, part: &Tensor, shape: &[usize]) -> Result<()> {
     if part.dims() == shape {
         return Ok(());
     }
-    candle_core::bail!("{what} of this rank has the shape {:?}, and {shape:?} was expected", part.dims())
+    candle_core::bail!("{what} of this rank has shape {:?}; expected {shape:?}", part.dims())
 }
 
-/// Returns this rank's number of entries of a dimension.
+/// Returns how many entries of a dimension each rank has.
 pub(crate) fn share(what: &str, comm: &Communicator, whole: usize) -> Result<usize> {
     let ranks = comm.world_size();
     if whole.is_multiple_of(ranks) {
         return Ok(whole / ranks);
     }
     let next = whole.next_multiple_of(ranks);
-    candle_core::bail!("{whole} {what} cannot be split between {ranks} ranks; {next} could be, with {} of padding", next - whole)
+    candle_core::bail!("{whole} {what} cannot be split between {ranks} ranks; add {} as padding, to make {next}", next - whole)
 }

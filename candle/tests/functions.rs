@@ -243,10 +243,10 @@ fn what_cannot_be_done_is_said() {
         "has no gradient",
         "contiguous",
         "root 5",
-        "all_to_all_in_place: 3 cannot be split between 2 ranks",
+        "all_to_all_in_place: a dimension of 3 cannot be split between 2 ranks",
         "all_gather_in_place: a scalar",
         "contiguous",
-        "reduce_scatter with this op has no gradient",
+        "reduce_scatter has no gradient with this op",
     ];
     assert_eq!(messages[1].len(), expected.len());
     for (message, expected) in messages[1].iter().zip(expected) {

@@ -226,7 +226,9 @@ fn a_padded_vocabulary_gives_what_the_vocabulary_alone_gives() {
         });
         for (missing, own, own_loss, own_slope) in outputs {
             let next = vocabulary.next_multiple_of(count);
-            assert!(missing.contains(&format!("{vocabulary} rows cannot be split between {count} ranks; {next} could be")), "{missing}");
+            let padding =
+                format!("{vocabulary} rows cannot be split between {count} ranks; add {} as padding, to make {next}", next - vocabulary);
+            assert!(missing.contains(&padding), "{missing}");
             assert_close(&own, &elements(&found).unwrap(), &format!("embedding, {count} ranks"));
             assert_close(&own_loss, &elements(&loss).unwrap(), &format!("loss, {count} ranks"));
             assert_close(&own_slope, &elements(&slope).unwrap(), &format!("gradient, {count} ranks"));
@@ -301,7 +303,15 @@ fn what_cannot_be_split_or_found_is_said() {
             DataParallel::new(comm, vec![Var::zeros(2, DType::U8, &Device::Cpu)?]).map(drop).unwrap_err().to_string(),
         ])
     });
-    let expected = ["cannot be split", "cannot be split", "the bias", "of 8 that there are", "ids from -1", "2 rows", "gradients are f32"];
+    let expected = [
+        "cannot be split",
+        "cannot be split",
+        "the bias",
+        "the vocabulary has 8 entries",
+        "the ids range from -1",
+        "2 rows",
+        "gradients must be f32",
+    ];
     for (message, expected) in messages[1].iter().zip(expected) {
         assert!(message.contains(expected), "{message}");
     }

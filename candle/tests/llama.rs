@@ -514,12 +514,15 @@ fn heads_that_cannot_be_split_and_files_that_do_not_fit_are_said() {
         Ok([
             (with(12, 2), "2 heads of keys and values cannot be split between 3 ranks, nor 3 ranks between 2 heads"),
             (with(10, 1), "10 query heads cannot be split between 3 ranks"),
-            (with(12, 5), "12 query heads cannot be shared out equally between 5"),
+            (with(12, 5), "12 query heads cannot be split equally between 5"),
             (with(0, 1), "0 query heads"),
             (with(3, 0), "between 0 heads"),
-            (with(24, 1), "weight of this rank has the shape"),
+            (with(24, 1), "weight of this rank has shape"),
             (multi(&[]), "no layers"),
-            (multi(&[("blocks.0.gate", HIDDEN), ("blocks.0.up", HIDDEN + 1)]), "25 outputs cannot be split between 3 ranks; 27 could be"),
+            (
+                multi(&[("blocks.0.gate", HIDDEN), ("blocks.0.up", HIDDEN + 1)]),
+                "25 outputs cannot be split between 3 ranks; add 2 as padding, to make 27",
+            ),
             (multi(&[("blocks.0.gate", HIDDEN), ("blocks.0.nothing", HIDDEN)]), "blocks.0.nothing"),
         ])
     });

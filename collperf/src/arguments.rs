@@ -1,4 +1,4 @@
-//! The command line: nccl-tests' flags if they apply here, refusals if they do not, and our own.
+//! The command line: nccl-tests' flags and our own. Flags of nccl-tests that do not apply here are refused.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,18 +15,20 @@ pub(crate) const IS_ONE_RANK: &str = "--is-one-rank";
 /// Measures a collective, as nccl-tests does, and checks its results.
 ///
 /// Starts its own ranks, or is one of them under torchrun, collrun, Slurm or mpirun. Prints the table of nccl-tests:
-/// time per call, bandwidth of the algorithm and of the bus, and the number of wrong elements, with two buffers and
-/// with one.
+/// time per call, algorithm bandwidth, bus bandwidth and the number of wrong elements, out of place and in place.
 ///
-/// Exit codes: 0; 1 files and processes; 3 a collective failed; 4 time ran out; 5 not supported; 6 usage; 7 wrong
-/// elements, or less bandwidth than NCCL_TESTS_MIN_BW asks for.
+/// Exit codes: 0 success; 1 a file or process error; 3 a collective failed; 4 a call timed out; 5 not supported; 6
+/// wrong command line or environment variable; 7 a check failed: wrong elements, a bandwidth below nine tenths of
+/// NCCL_TESTS_MIN_BW, a --threshold of report, pairs or stragglers exceeded, or a BAD finding of doctor; 128 + N:
+/// signal N ended the run, such as 130 after Ctrl-C, or 141 if no process reads the output any more, as with head.
 ///
 /// `collperf --explain-hang FOLDER` measures nothing: it reads the flight records that ranks have written there, and
-/// reports which rank hung where. `collperf trace FOLDER` merges the traces that ranks have written, and `collperf
-/// report A.json B.json` compares two results (`collperf report CELLS.csv` those of several libraries). `collperf
-/// doctor` reports what this machine has and lacks, and whether ranks reach each other; `collperf pairs` measures every
-/// pair of hosts and names those that are out of line; `collperf stragglers` names the rank that others wait for;
-/// `collperf install-links FOLDER` makes links with nccl-tests' names. Each has its own --help.
+/// reports which rank hung in which call. `collperf trace FOLDER` merges the traces that ranks have written, and
+/// `collperf report A.json B.json` compares two results (`collperf report CELLS.csv` those of several libraries).
+/// `collperf doctor` reports what this machine has and lacks, and whether ranks can reach each other; `collperf pairs`
+/// measures every pair of hosts and names the slow ones; `collperf stragglers` names the rank that others wait for;
+/// `collperf install-links FOLDER` makes links with the names of nccl-tests' programs. Each of these has its own
+/// --help.
 #[derive(Debug, Clone, Parser)]
 #[command(
     name = "collperf",
@@ -38,9 +40,9 @@ pub(crate) const IS_ONE_RANK: &str = "--is-one-rank";
     args_override_self = true
 )]
 pub(crate) struct Arguments {
-    /// What to measure: all_reduce, reduce, broadcast, all_gather, reduce_scatter, gather, scatter, all_to_all,
-    /// all_gather_v, reduce_scatter_v, gather_v, scatter_v, all_to_all_v, sendrecv, barrier, hypercube, or all, which
-    /// is every one but the last. Other spellings are accepted: allreduce, AllReduce, osu_allreduce, all_reduce_perf
+    /// The collective: all_reduce, reduce, broadcast, all_gather, reduce_scatter, gather, scatter, all_to_all,
+    /// all_gather_v, reduce_scatter_v, gather_v, scatter_v, all_to_all_v, sendrecv, barrier, hypercube, or all
+    /// (every one except hypercube). Other spellings are accepted: allreduce, AllReduce, osu_allreduce, all_reduce_perf
     #[arg(value_name = "COLLECTIVE")]
     pub(crate) collective: String,
 
@@ -50,134 +52,137 @@ pub(crate) struct Arguments {
     /// Largest size in bytes [default: 128M]
     #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", value_parser = sizes::parse)]
     pub(crate) max_bytes: Option<usize>,
-    /// From size to size, add this many bytes [default: multiply, see -f]
+    /// Add this many bytes from one size to the next [default: multiply, see -f]
     #[arg(short = 'i', long = "stepbytes", value_name = "SIZE", value_parser = sizes::parse)]
     pub(crate) step_bytes: Option<usize>,
-    /// From size to size, multiply by this [default: 2, unless -i is given]
+    /// Multiply by this from one size to the next [default: 2, unless -i is given]
     #[arg(short = 'f', long = "stepfactor", value_name = "N")]
     pub(crate) step_factor: Option<usize>,
-    /// These sizes instead of a sweep
+    /// Measure these sizes instead of a sweep
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = sizes::parse)]
     pub(crate) sizes: Vec<usize>,
 
     /// Timed calls per row
     #[arg(short = 'n', long = "iters", value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub(crate) iterations: u32,
-    /// Calls of every size before anything is timed
+    /// Untimed calls of every size, before the first timed call
     #[arg(short = 'w', long = "warmup_iters", alias = "warmup-iters", value_name = "N", default_value_t = 1)]
     pub(crate) warmup: u32,
-    /// Repeat the sweep this often; 0: until interrupted
+    /// Repeat the sweep this many times; 0: until interrupted
     #[arg(short = 'N', long = "run_cycles", alias = "run-cycles", value_name = "N", default_value_t = 1)]
     pub(crate) cycles: u32,
-    /// Checked calls per row; 0: none
+    /// Calls per row whose results are checked; 0: none
     #[arg(short = 'c', long = "check", value_name = "N", default_value_t = 1)]
     pub(crate) check: u32,
-    /// sum, prod, min, max, avg, band, bor, bxor, mulsum, or all
+    /// The op: sum, prod, min, max, avg, band, bor, bxor, mulsum, or all
     #[arg(short = 'o', long = "op", value_name = "OP", default_value = "sum")]
     pub(crate) op: String,
-    /// f32, f64, f16, bf16, f8e4m3, f8e5m2, i8, i16, i32, i64, u8, u16, u32, u64, bool (or nccl-tests' names), or all
+    /// The element type: f32, f64, f16, bf16, f8e4m3, f8e5m2, i8, i16, i32, i64, u8, u16, u32, u64, bool (or
+    /// nccl-tests' names), or all
     #[arg(short = 'd', long = "datatype", value_name = "TYPE", default_value = "f32")]
     pub(crate) datatype: String,
-    /// The root rank, if the collective has one; -1 or all: each in turn
+    /// The root rank, if the collective has one; -1 or all: each rank in turn
     #[arg(short = 'r', long, value_name = "RANK", default_value = "0")]
     pub(crate) root: String,
-    /// When to wait: 0: never between calls; 1: for each call, and in a barrier after it, both timed; 2: for each call
-    /// (on the host backend as 0, since every call there waits); 3: as 1, but the barrier is not timed. With -G, a call
-    /// is a launch of the graph
+    /// When to wait between calls: 0: never; 1: after each call, with a barrier, both timed; 2: after each call,
+    /// without a barrier; 3: like 1, but the barrier is not timed. With -m, after each group; with -G, after each
+    /// launch of the graph. On the host backend every call waits, so 2 is the same as 0
     #[arg(short = 'z', long, value_name = "0-3", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
     pub(crate) blocking: u8,
-    /// Give up a call after this many seconds
+    /// Timeout of each call, in seconds
     #[arg(short = 'T', long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) timeout: Option<u64>,
-    /// How to make the time of a row from those of the ranks: 0: rank 0's; 1: mean; 2: least; 3: largest
+    /// Which time a row shows: 0: rank 0's; 1: the mean of all ranks; 2: the smallest; 3: the largest
     #[arg(short = 'a', long, value_name = "0-3", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=3))]
     pub(crate) average: u8,
-    /// Let buffers begin this many elements after an aligned address
+    /// Start buffers this many elements after an aligned address
     #[arg(short = 'u', long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u16))]
     pub(crate) unalign: u16,
-    /// 1: also time each call by itself (on devices with events), and print least, largest, 99th percentile and
-    /// variation
+    /// 1: also time each call separately (on devices with events), and print the minimum, maximum, 99th percentile and
+    /// coefficient of variation
     #[arg(short = 'I', long = "per_iter_timing", alias = "per-iter-timing", value_name = "0/1", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
     pub(crate) per_iteration: u8,
-    /// Leave this many of the first individually timed calls out of their figures
+    /// Leave this many of the first calls out of the statistics of separately timed calls (-I 1, -J, --csv)
     #[arg(short = 'K', long = "per_iter_skip", alias = "per-iter-skip", value_name = "N", default_value_t = 0)]
     pub(crate) skip: u32,
     /// 1: print the time of day (UTC) in each row
     #[arg(short = 'S', long = "report_timestamps", alias = "report-timestamps", value_name = "0/1", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
     pub(crate) timestamps: u8,
 
-    /// Ranks to start on this host, one GPU each [default: the number of GPUs, else 2]; with -t, ranks for each of its
-    /// threads. In a process that a launcher started: ranks of this process [default: 1], which makes processes x -t x
-    /// -g in all
+    /// Ranks to start on this host, with one GPU each [default: the number of GPUs, or 2 if there are none]. Under a
+    /// launcher: ranks of each process [default: 1]. The total number of ranks is processes x -t x -g
     #[arg(short = 'g', long = "ngpus", alias = "ranks-per-host", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) ranks_here: Option<u16>,
-    /// Ranks are threads: this many times -g [with this, -g is 1 unless given]
+    /// Start ranks as threads: this number times -g, whose default is then 1
     #[arg(short = 't', long = "nthreads", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) threads: Option<u16>,
-    /// What ranks are on this host [default: process; thread with -t or if a launcher has started this process]
+    /// Start ranks as processes or threads [default: process; thread with -t, or if a launcher has started this
+    /// process]
     #[arg(long, value_enum)]
     pub(crate) ranks: Option<RankKind>,
-    /// Calls that are made together in each of the -n iterations: on devices in one NCCL group, on the host backend one
-    /// after the other. The time of a row is that of one call
+    /// Calls in each of the -n iterations: on devices in one NCCL group, on the host backend one after the other. A row
+    /// shows the time of one call
     #[arg(short = 'm', long = "agg_iters", alias = "agg-iters", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) aggregated: u32,
-    /// 0 or 1, without effect: ranks always start in parallel
+    /// No effect: ranks always start in parallel
     #[arg(short = 'p', long = "parallel_init", alias = "parallel-init", value_name = "0/1", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
     pub(crate) parallel_init: u8,
-    /// Use nccl-tests' defaults: -b 32M -e 32M -i 1M -g 1. Its names for the tests, such as all_reduce_perf, do so too:
-    /// see collperf install-links
+    /// Use nccl-tests' defaults: -b 32M -e 32M -i 1M -g 1. They also apply if collperf is called by the name of one of
+    /// its tests, such as all_reduce_perf: see collperf install-links
     #[arg(long)]
     pub(crate) nccl_tests_defaults: bool,
     /// This process is a rank that collperf has started for -t and -g
     #[arg(long = &IS_ONE_RANK[2..], hide = true)]
     pub(crate) is_one_rank: bool,
-    /// Where buffers are: auto uses devices if every rank gets one, else host memory
+    /// The kind of memory for buffers. auto: device memory if every rank gets a device, else host memory
     #[arg(long, alias = "plane", value_enum, default_value_t = Backend::Auto)]
     pub(crate) backend: Backend,
     /// How ranks of the host backend reach each other
     #[arg(long, value_enum, default_value_t = Links::Auto)]
     pub(crate) transport: Links,
-    /// Bind each rank. core: one core with all its hardware threads, near those of the other ranks; cache, numa: all
-    /// cores of one last-level cache or NUMA node; none [default: core if there are as many cores as ranks; none if
-    /// there are fewer, on devices, and under another launcher]
+    /// The cores that each rank is bound to. core: one core with all its hardware threads, near those of the other
+    /// ranks; cache, numa: all cores of one last-level cache or NUMA node; none: not bound [default: core if there are
+    /// as many cores as ranks; none if there are fewer, on devices, and under another launcher]
     #[arg(long, value_name = "none|core|cache|numa")]
     pub(crate) bind: Option<Bind>,
     /// Like --bind core, but ranks share cores if there are too few
     #[arg(long, conflicts_with = "bind")]
     pub(crate) pin: bool,
-    /// The collectives that `all` stands for
+    /// The collectives that `all` measures
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub(crate) colls: Vec<String>,
-    /// Sample each cell for this long, in batches of at least 200 us of calls back to back, each after a barrier; print
-    /// CSV with least and median of the slowest rank's time per call
+    /// Measure each cell (a call of one size) for this many milliseconds, in batches of calls that take at least 200
+    /// us. A barrier precedes each batch. Prints CSV: minimum and median of the slowest rank's time per call
     #[arg(long, value_name = "MS", value_parser = milliseconds)]
     pub(crate) cell_ms: Option<Duration>,
 
-    /// Before each collective, measure calls of six sizes, for about a tenth of a second; then add to each row how it
-    /// is done, how long it should take, and that over the time it took. Host backend only
+    /// Host backend only: add to each row the algorithm, a predicted time, and the ratio of predicted to measured time.
+    /// Predictions are based on calls of six sizes, which are measured for about a tenth of a second before each
+    /// collective
     #[arg(long)]
     pub(crate) explain: bool,
 
     #[command(flatten)]
     pub(crate) device: DeviceFlags,
 
-    /// Write the results here as JSON. All files of results replace older ones as a whole at the end, even if the run
-    /// ends early
+    /// Write the results to this file as JSON. An existing file is replaced only when the run ends, even if it ends
+    /// early; the same holds for --prometheus, --html and --plot
     #[arg(short = 'J', long = "output_file", alias = "output-file", value_name = "FILE.json")]
     pub(crate) json: Option<PathBuf>,
-    /// Write the results here as CSV, line by line; -: to standard output, instead of the table
+    /// Write the results to this file as CSV, line by line; -: to standard output, instead of the table
     #[arg(long, value_name = "FILE")]
     pub(crate) csv: Option<PathBuf>,
-    /// Write the results here for Prometheus (the node exporter's textfile collector)
+    /// Write the results to this file for Prometheus (the node exporter's textfile collector)
     #[arg(long, value_name = "FILE.prom")]
     pub(crate) prometheus: Option<PathBuf>,
     /// Print Markdown tables instead of nccl-tests' table
     #[arg(long)]
     pub(crate) markdown: bool,
-    /// Write a page of one file: verdict, pictures, results, ranks and environment
+    /// Write an HTML page in one file: verdict, pictures, results, ranks and environment
     #[arg(long, value_name = "FILE.html")]
     pub(crate) html: Option<PathBuf>,
-    /// Draw time and bus bandwidth over size; with several cycles (-N) the medians, in a band from least to largest
+    /// Draw time and bus bandwidth over size in this SVG file; with several cycles (-N), medians and a band from
+    /// minimum to maximum
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) plot: Option<PathBuf>,
 
@@ -202,14 +207,14 @@ pub(crate) struct Arguments {
 /// Flags that apply to devices only.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub(crate) struct DeviceFlags {
-    /// Devices: capture the timed calls in a CUDA graph and launch it this often; 0: no graph
+    /// Devices: capture the timed calls in a CUDA graph and launch it this many times; 0: no graph
     #[arg(short = 'G', long = "cudagraph", value_name = "N", default_value_t = 0)]
     pub(crate) graph: u32,
-    /// Devices: 1: report the processor's time to issue a call instead of the call's time
+    /// Devices: 1: report the time to issue a call, instead of the time of the call
     #[arg(short = 'C', long = "report_cputime", alias = "report-cputime", value_name = "0/1", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
     pub(crate) issue_time: u8,
-    /// Devices: 1: register buffers with NCCL; 2: as windows for symmetric memory. Host: 1, 2: use buffers from the
-    /// library, in memory that the ranks of a host share
+    /// Devices: 1: register buffers with NCCL; 2: register them as windows for symmetric memory. Host backend: 1, 2:
+    /// take buffers from `alloc`, in memory that the ranks of a host share
     #[arg(short = 'R', long = "local_register", alias = "local-register", value_name = "0-2", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=2))]
     pub(crate) register: u8,
     /// Devices: 1: queue calls on the null stream
@@ -224,11 +229,15 @@ pub(crate) struct DeviceFlags {
 }
 
 impl DeviceFlags {
-    /// Returns why the host backend refuses the first of these flags that needs a device.
+    /// Returns why the host backend refuses the first of these flags that is given.
     pub(crate) fn refusal(&self) -> Option<String> {
         let flags = [
             ("-G", self.graph, "the host backend has no CUDA graphs"),
-            ("-C", self.issue_time.into(), "calls of the host backend are done when they return, so the time to issue them is the time"),
+            (
+                "-C",
+                self.issue_time.into(),
+                "a call of the host backend has ended when it returns, so there is no separate time to issue it",
+            ),
             ("-y", self.null_stream.into(), "the host backend has no streams"),
             ("-M", self.memory.into(), "the host backend uses no GPU memory"),
         ];
@@ -238,7 +247,7 @@ impl DeviceFlags {
     }
 }
 
-/// nccl-tests' flags that do not apply here: accepted so that they can be refused with a reason.
+/// nccl-tests' flags that do not apply here. They are parsed so that they can be refused with a reason.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Elsewhere {
     #[arg(short = 'D', long = "device_implementation", alias = "device-implementation", hide = true)]
@@ -251,8 +260,8 @@ impl Elsewhere {
     /// Returns why the first of these flags is refused.
     pub(crate) fn refusal(&self) -> Option<String> {
         let flags = [
-            ("-D", &self.device_implementation, "0", "collperf calls the library, which has no kernels of NCCL's device interface"),
-            ("-V", &self.cta_count, "", "collperf has no kernels of NCCL's device interface whose blocks could be counted"),
+            ("-D", &self.device_implementation, "0", "collperf has no kernels of NCCL's device interface; use -D 0"),
+            ("-V", &self.cta_count, "", "collperf has no kernels of NCCL's device interface, so leave out their number of blocks"),
         ];
         flags.into_iter().find_map(|(flag, value, off, reason)| {
             let value = value.as_deref().filter(|value| *value != off)?;
@@ -261,7 +270,7 @@ impl Elsewhere {
     }
 }
 
-/// What a rank is.
+/// The kind of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum RankKind {
     /// A process
@@ -270,7 +279,7 @@ pub(crate) enum RankKind {
     Thread,
 }
 
-/// Where buffers are.
+/// The kind of memory for buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Backend {
     /// On the device if there is one
@@ -284,11 +293,11 @@ pub(crate) enum Backend {
 /// How ranks of the host backend reach each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Links {
-    /// Shared memory inside a host, TCP between hosts
+    /// Shared memory within a host, TCP between hosts
     Auto,
     /// Shared memory
     Shm,
-    /// TCP, also inside a host
+    /// TCP, even within a host
     Tcp,
 }
 
@@ -323,9 +332,9 @@ impl Links {
 
 /// Reads a time in milliseconds, fractions allowed.
 fn milliseconds(text: &str) -> Result<Duration, String> {
-    let milliseconds: f64 = text.parse().map_err(|_| "not a number of milliseconds".to_owned())?;
+    let milliseconds: f64 = text.parse().map_err(|_| "expected a number of milliseconds".to_owned())?;
     match Duration::try_from_secs_f64(milliseconds / 1e3) {
         Ok(time) if !time.is_zero() => Ok(time),
-        _ => Err("must be more than zero".to_owned()),
+        _ => Err("expected more than 0 milliseconds".to_owned()),
     }
 }

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// What can be measured: a collective of the library, messages around a ring, or an all-gather made of messages.
+/// A kind of call that can be measured: a collective of the library, messages around a ring, or an all-gather made of
+/// messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Collective {
     AllReduce,
@@ -155,13 +156,15 @@ impl Collective {
     /// Checks that this many ranks can run it.
     pub(crate) fn check_ranks(self, ranks: usize) -> Result<(), String> {
         match self {
-            Collective::Hypercube if !ranks.is_power_of_two() => Err(format!("hypercube: {ranks} ranks are no power of two")),
+            Collective::Hypercube if !ranks.is_power_of_two() => {
+                Err(format!("hypercube: the number of ranks must be a power of two, and there are {ranks}"))
+            }
             _ => Ok(()),
         }
     }
 
-    /// Returns the elements per block (or of the whole vector, if there are no blocks) of a row of this many bytes:
-    /// those of the larger of a rank's two buffers. A row of more than zero bytes moves at least one element per block.
+    /// Returns the number of elements per block, or of the whole vector if there are no blocks. `bytes` is the size of
+    /// the larger of a rank's two buffers. A row of more than zero bytes moves at least one element per block.
     pub(crate) fn count(self, bytes: usize, element_bytes: usize, world_size: usize) -> usize {
         let blocks = if self.is_blocked() { world_size } else { 1 };
         match self {
@@ -193,7 +196,7 @@ impl FromStr for Collective {
         Self::known().find(|collective| self::plain(collective.name()) == plain).ok_or_else(|| {
             let known: Vec<_> = Self::known().map(Self::name).collect();
             let nearest = nearest(&plain, known.iter().copied().chain(COMMANDS));
-            let guess = nearest.map_or(String::new(), |name| format!(", did you mean {name}?"));
+            let guess = nearest.map_or(String::new(), |name| format!(" (did you mean {name}?)"));
             format!("collective {text:?}: not known{guess}; one of {}, all", known.join(", "))
         })
     }
@@ -214,7 +217,7 @@ fn plain(name: &str) -> String {
     if plain == "bcast" { "broadcast".to_owned() } else { plain.to_owned() }
 }
 
-/// Returns the name that the fewest changes of letters make of `plain`, if those are few.
+/// Returns the name that differs from `plain` in the fewest letters, if those are few.
 fn nearest<'a>(plain: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let (name, changes) = names.map(|name| (name, changes(plain, &self::plain(name)))).min_by_key(|(_, changes)| *changes)?;
     (3 * changes <= plain.chars().count()).then_some(name)
@@ -271,7 +274,7 @@ mod tests {
             ("pair", "pairs"),
         ] {
             let message = text.parse::<Collective>().unwrap_err();
-            assert!(message.contains(&format!("{text:?}: not known, did you mean {name}?; one of all_reduce, ")), "{message}");
+            assert!(message.contains(&format!("{text:?}: not known (did you mean {name}?); one of all_reduce, ")), "{message}");
         }
         for text in ["x", "", "matmul", "osu_", "_perf"] {
             let message = text.parse::<Collective>().unwrap_err();

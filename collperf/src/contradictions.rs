@@ -1,4 +1,4 @@
-//! Command lines whose flags contradict each other, or request what is not supported; all of them are refused.
+//! Refuses command lines whose flags contradict each other, or request something that is not supported.
 
 use crate::arguments::{Arguments, Backend, RankKind};
 use crate::collective::Collective;
@@ -6,13 +6,13 @@ use crate::environment::Environment;
 use crate::failure::Failure;
 
 /// Why there are no predictions for devices.
-pub(crate) const EXPLAIN_ON_DEVICE: &str = "--explain: on devices NCCL chooses, and has no prediction; use --backend host";
+pub(crate) const EXPLAIN_ON_DEVICE: &str = "--explain: NCCL gives no predictions for calls on devices; use --backend host";
 
 /// The most ranks of one process.
 const MOST_RANKS: usize = 4096;
 
-/// Refuses flags that contradict each other. `asks_for_device` is why the host backend refuses a flag that needs a
-/// device, if one is given.
+/// Refuses flags that contradict each other. If a given flag needs a device, `asks_for_device` is the reason why the
+/// host backend refuses it.
 pub(crate) fn refuse(arguments: &Arguments, environment: &Environment, asks_for_device: Option<&String>) -> Result<(), Failure> {
     if arguments.backend == Backend::Device && !cfg!(feature = "cuda") {
         return Err(Failure::unsupported("--backend device: this build of collperf has no device backend; use --backend host"));
@@ -25,42 +25,45 @@ pub(crate) fn refuse(arguments: &Arguments, environment: &Environment, asks_for_
     }
     if arguments.explain && arguments.device.register != 0 {
         return Err(Failure::unsupported(format!(
-            "--explain -R {}: it tells of calls on ordinary buffers alone",
+            "--explain -R {}: predictions are for calls on ordinary buffers only; leave out -R",
             arguments.device.register
         )));
     }
     let graph = arguments.device.graph;
     if graph > 0 && arguments.device.null_stream == 1 {
-        return Err(Failure::usage(format!("-G {graph} -y 1: the null stream cannot be captured")));
+        return Err(Failure::usage(format!("-G {graph} -y 1: the null stream cannot be captured in a graph; leave out -y")));
     }
     if graph > 0 && arguments.per_iteration == 1 {
-        return Err(Failure::usage(format!("-G {graph} -I 1: calls inside a graph cannot be timed by themselves")));
+        return Err(Failure::usage(format!("-G {graph} -I 1: calls inside a graph cannot be timed separately; leave out -I")));
     }
     if graph > 0 && arguments.cell_ms.is_some() {
-        return Err(Failure::usage(format!("-G {graph} --cell-ms: cells are sampled call by call")));
+        return Err(Failure::usage(format!("-G {graph} --cell-ms: cells are measured without a graph; leave out -G")));
     }
     if let (Some(threads), Some(RankKind::Process)) = (arguments.threads, arguments.ranks) {
-        return Err(Failure::usage(format!("-t {threads} --ranks process: -t counts threads, which are the ranks then")));
+        return Err(Failure::usage(format!("-t {threads} --ranks process: -t starts ranks as threads; use -g for processes")));
     }
     let ranks = usize::from(arguments.threads.unwrap_or(1)) * usize::from(arguments.ranks_here.unwrap_or(1));
     if ranks > MOST_RANKS {
-        return Err(Failure::usage(format!("-t and -g ask for {ranks} ranks in one process; there can be {MOST_RANKS}")));
+        return Err(Failure::usage(format!("-t times -g: {ranks} ranks in one process; at most {MOST_RANKS} are possible")));
     }
     if let (Some(subset), Some(_)) = (environment.subset, arguments.cell_ms) {
-        return Err(Failure::usage(format!("NCCL_TESTS_SPLIT={subset} --cell-ms: cells are sampled in one group of all ranks")));
+        return Err(Failure::usage(format!("NCCL_TESTS_SPLIT={subset} --cell-ms: cells are measured in one group of all ranks; unset it")));
     }
     if let Some(other) = other_than_markdown(arguments).filter(|_| arguments.markdown) {
-        return Err(Failure::usage(format!("--markdown {other}: its tables have no room for that; use --csv FILE, or -J")));
+        return Err(Failure::usage(format!("--markdown {other}: Markdown tables cannot show that; use --csv FILE or -J FILE")));
     }
     if arguments.trace.is_some() && arguments.cycles == 0 {
-        return Err(Failure::usage("--trace -N 0: the file is written at the end, by all ranks together, and that does not come"));
+        return Err(Failure::usage("--trace -N 0: the trace is written after the last cycle, and -N 0 has none; give a number"));
     }
     refuse_one_file_for_two(arguments)?;
     if arguments.skip > 0 && arguments.per_iteration == 0 && arguments.json.is_none() && arguments.csv.is_none() {
-        return Err(Failure::usage(format!("-K {}: no calls are timed by themselves; ask for that with -I 1", arguments.skip)));
+        return Err(Failure::usage(format!("-K {}: no calls are timed separately, so there are none to skip; add -I 1", arguments.skip)));
     }
     if arguments.skip >= arguments.iterations {
-        return Err(Failure::usage(format!("-K {}: of {} calls (-n), none would be left", arguments.skip, arguments.iterations)));
+        return Err(Failure::usage(format!(
+            "-K {}: of {} calls (-n), none would be left; use a smaller number",
+            arguments.skip, arguments.iterations
+        )));
     }
     Ok(())
 }
@@ -72,12 +75,12 @@ fn refuse_one_file_for_two(arguments: &Arguments) -> Result<(), Failure> {
     let named: Vec<_> = files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_ref()?))).collect();
     let mut pairs = named.iter().enumerate().flat_map(|(place, one)| named[place + 1..].iter().map(move |other| (one, other)));
     match pairs.find(|((_, one), (_, other))| one == other && !one.starts_with("/dev")) {
-        Some(((one, path), (other, _))) => Err(Failure::usage(format!("{one} and {other} name one file, {}", path.display()))),
+        Some(((one, path), (other, _))) => Err(Failure::usage(format!("{one} and {other} name the same file, {}", path.display()))),
         None => Ok(()),
     }
 }
 
-/// Returns a flag that needs columns which Markdown tables do not have, or another form of output.
+/// Returns a flag that needs another form of output, or columns that Markdown tables do not have.
 fn other_than_markdown(arguments: &Arguments) -> Option<&'static str> {
     let is_csv = arguments.csv.as_deref() == Some(std::path::Path::new("-"));
     let others = [
@@ -91,18 +94,18 @@ fn other_than_markdown(arguments: &Arguments) -> Option<&'static str> {
     others.into_iter().find(|(_, is_asked)| *is_asked).map(|(name, _)| name)
 }
 
-/// Refuses several calls in a group if there is no such group, and variables that a collective would have to ignore.
+/// Refuses `-m` for calls that cannot be grouped, and variables that a collective would have to ignore.
 pub(crate) fn refuse_of(arguments: &Arguments, environment: &Environment, collectives: &[Collective]) -> Result<(), Failure> {
     let aggregated = arguments.aggregated;
     if aggregated > 1 && arguments.cell_ms.is_some() {
-        return Err(Failure::usage(format!("-m {aggregated} --cell-ms: cells are sampled call by call")));
+        return Err(Failure::usage(format!("-m {aggregated} --cell-ms: cells are measured without groups; leave out -m")));
     }
     if aggregated > 1 && collectives.contains(&Collective::Hypercube) {
-        return Err(Failure::usage(format!("-m {aggregated} of hypercube: its steps wait for each other, so they are no group")));
+        return Err(Failure::usage(format!("-m {aggregated} of hypercube: its steps wait for each other, so they cannot be grouped")));
     }
     match &environment.other_shares {
         Some(variable) if collectives.contains(&Collective::AllToAllV) => {
-            Err(Failure::usage(format!("{variable}: the shares of all_to_all_v are its own; unset it")))
+            Err(Failure::usage(format!("{variable}: collperf chooses the block sizes of all_to_all_v; unset it")))
         }
         _ => Ok(()),
     }

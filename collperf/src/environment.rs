@@ -40,7 +40,7 @@ impl Environment {
 
 fn bandwidth(text: &str) -> Result<f64, Failure> {
     let bandwidth = text.parse::<f64>().ok().filter(|bandwidth| *bandwidth >= 0.0);
-    bandwidth.ok_or_else(|| Failure::usage(format!("NCCL_TESTS_MIN_BW={text:?}: not a bandwidth in GB/s")))
+    bandwidth.ok_or_else(|| Failure::usage(format!("NCCL_TESTS_MIN_BW={text:?}: expected a bandwidth in GB/s")))
 }
 
 fn subset(split: Option<String>, mask: Option<String>) -> Result<Option<Subset>, Failure> {
@@ -49,14 +49,16 @@ fn subset(split: Option<String>, mask: Option<String>) -> Result<Option<Subset>,
         (None, None) => Ok(None),
         (Some(split), None) => Subset::parse(&split).map(Some).map_err(|reason| wrong("NCCL_TESTS_SPLIT", &split, reason)),
         (None, Some(mask)) => Subset::masked(&mask).map(Some).map_err(|reason| wrong("NCCL_TESTS_SPLIT_MASK", &mask, reason)),
-        (Some(_), Some(mask)) => Err(wrong("NCCL_TESTS_SPLIT_MASK", &mask, "NCCL_TESTS_SPLIT is set too, and only one can be".to_owned())),
+        (Some(_), Some(mask)) => {
+            Err(wrong("NCCL_TESTS_SPLIT_MASK", &mask, "NCCL_TESTS_SPLIT is also set; unset one of the two".to_owned()))
+        }
     }
 }
 
 /// Reads a device's number; -1 means no particular one.
 fn device(text: &str) -> Result<Option<usize>, Failure> {
     let number = if text == "-1" { Some(None) } else { text.parse::<u16>().ok().map(|number| Some(number.into())) };
-    number.ok_or_else(|| Failure::usage(format!("NCCL_TESTS_DEVICE={text:?}: not the number of a device, from 0")))
+    number.ok_or_else(|| Failure::usage(format!("NCCL_TESTS_DEVICE={text:?}: expected the number of a device, from 0")))
 }
 
 #[cfg(test)]

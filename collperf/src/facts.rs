@@ -20,12 +20,12 @@ pub(crate) struct RunFacts {
     pub(crate) start_time: String,
 }
 
-/// What ranks are bound to.
+/// The processors to which ranks are bound.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Bound {
     /// The kind of binding on rank 0's host, as a word of `--bind`.
     pub(crate) to: String,
-    /// Why that host binds no ranks, if the command line did not ask for that.
+    /// Why that host binds no ranks, unless the command line asked for that.
     pub(crate) why_none: Option<String>,
     /// The processors that each rank may run on, as the kernel lists them.
     pub(crate) processors: Vec<String>,
@@ -81,7 +81,7 @@ impl RunFacts {
 
     /// Returns the notes for readers of the figures, which all forms of output contain.
     pub(crate) fn notes(&self) -> Vec<Note> {
-        let too = if self.on.is_device() { ", NCCL's too" } else { "" };
+        let too = if self.on.is_device() { ", including those of NCCL" } else { "" };
         let encrypted = self.is_encrypted.then(|| format!("Links between hosts are encrypted{too}"));
         let load = self.load_note();
         let fell_back = match &self.on {

@@ -1,18 +1,18 @@
-//! Why a run ended, and its exit code: nccl-tests' codes.
+//! The reason why a run ended, and its exit code, which is one of nccl-tests' codes.
 
 use std::fmt;
 use std::io;
 
 use crate::launch;
 
-/// An unplanned end.
+/// The reason why a run ended early, and its exit code.
 #[derive(Debug)]
 pub(crate) struct Failure {
     /// The exit code.
     pub(crate) code: u8,
-    /// What went wrong.
+    /// The error message.
     pub(crate) message: String,
-    /// Whether the cause is another rank's end.
+    /// Whether the run ended because another rank was lost.
     pub(crate) lost_a_peer: bool,
 }
 
@@ -42,12 +42,13 @@ impl Failure {
         Self { code: USAGE, message: message.to_string(), lost_a_peer: false }
     }
 
-    /// Whether the cause is something unsupported.
+    /// Whether the run ended because something is not supported.
     pub(crate) fn is_unsupported(&self) -> bool {
         self.code == UNSUPPORTED
     }
 
-    /// Creates the failure of a system call while `doing` something, with the limit that caused it, if one did.
+    /// Creates the failure of a system call that was `doing` something. If a limit caused it, the message names the
+    /// limit.
     pub(crate) fn io(doing: impl fmt::Display, error: &io::Error) -> Self {
         Self::internal(format!("{doing}: {}", launch::explained(error)))
     }

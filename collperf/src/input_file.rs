@@ -5,7 +5,7 @@ use std::path::Path;
 
 use collectives::__private::regular_file;
 
-/// The largest file in bytes: a trace has about 30 MiB.
+/// The largest accepted file, in bytes. A trace has about 30 MiB.
 const MOST: u64 = 256 << 20;
 
 /// Reads a whole file.

@@ -1,14 +1,16 @@
-//! Inputs whose exact result does not depend on the order of reduction, and that result.
+//! Makes inputs whose reduction is exact in any order, and computes the exact result.
 //!
 //! Every element is made from a hash of (seed, index, rank), so any rank can compute every other rank's input.
 //!
-//! - Sums of floats: integer multiples of one power of two, whose magnitudes over all ranks add up to no more than the
-//!   mantissa holds. Every partial sum, in any order and any grouping, is exact in the element's type.
-//! - Averages of floats: such sums; the quotient of an exact sum and the number of ranks has one correct rounding.
-//! - Products of floats: one rank's factor has a full mantissa, a few are two or a half, the rest are one, all with
-//!   signs.
-//! - Minimum and maximum of floats: anything finite except negative zero, whose place among zeros is not defined.
-//! - Integers wrap, so everything is exact; values are chosen such that no rank's input is masked by the others'.
+//! - Sums of floats: integer multiples of one power of two. The magnitudes of all ranks' integers add up to no more
+//!   than the mantissa holds. So every partial sum, in any order and grouping, is exact in the element's type.
+//! - Averages of floats: the same inputs. An exact sum divided by the number of ranks has only one correctly rounded
+//!   value.
+//! - Products of floats: one rank's factor has a full mantissa, a few factors are two or a half, and the rest are one.
+//!   All may be negative.
+//! - Minimum and maximum of floats: any finite value except negative zero: which of two zeros is smaller is not
+//!   defined.
+//! - Integers wrap, so every result is exact. Values are chosen so that no rank's input is masked by the others'.
 
 use collectives::{DType, F8E4M3, F8E5M2, ReduceOp, bf16, f16};
 
@@ -24,7 +26,7 @@ pub(crate) trait Sample: collectives::Element {
     fn bits(self) -> u64;
 }
 
-/// What inputs are made for.
+/// The call for which inputs are made.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Recipe {
     /// A number that makes the inputs of two checks of the same call differ.
@@ -36,7 +38,7 @@ pub(crate) struct Recipe {
     pub(crate) period: usize,
 }
 
-/// Returns the scalar of `PreMulSum` on this rank: 1 and 2 in turns, as in nccl-tests.
+/// Returns the scalar of `PreMulSum` on this rank: alternately 1 and 2, as in nccl-tests.
 pub(crate) fn premultiplier(rank: usize) -> f64 {
     if rank.is_multiple_of(2) { 1.0 } else { 2.0 }
 }
@@ -60,7 +62,7 @@ impl Recipe {
         mixed(self.seed.wrapping_add((index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)))
     }
 
-    /// Returns a rank's place in the order into which an index shuffles the ranks.
+    /// Returns a rank's place in the shuffled order of ranks at an index.
     fn place(&self, common: u64, rank: usize) -> usize {
         (rank + (common >> 20) as usize % self.world_size) % self.world_size
     }
@@ -109,7 +111,7 @@ impl Recipe {
             Some(ReduceOp::Prod) => inputs.map(|(_, input)| input).product(),
             Some(ReduceOp::Min) => inputs.map(|(_, input)| input).fold(f64::INFINITY, f64::min),
             Some(ReduceOp::Max) => inputs.map(|(_, input)| input).fold(f64::NEG_INFINITY, f64::max),
-            // An empty sum of floats is negative zero in Rust; ours never is.
+            // In Rust, the sum of no floats is negative zero; our results never are.
             _ => inputs.map(|(_, input)| input).fold(0.0, |sum, input| sum + input),
         }
     }
@@ -277,7 +279,7 @@ impl Sample for bool {
     }
 }
 
-/// Runs `$body` with `$T` as the type that `$dtype` names; `$other` for a type that this program does not know.
+/// Runs `$body` with `$T` as the type that `$dtype` names, or `$other` if this program does not know the type.
 macro_rules! with_element {
     ($dtype:expr, $T:ident => $body:expr, $other:expr) => {
         with_element!(@arms $dtype, $T, $body, $other;
@@ -319,7 +321,7 @@ pub(crate) fn table_name(dtype: DType) -> &'static str {
 mod tests {
     use super::*;
 
-    /// The library's definition of an op, one operand at a time, rounded after each: the oracle.
+    /// The oracle: the library's definition of an op, applied to one operand at a time and rounded after each.
     trait Fold: Sample {
         fn fold(self, op: ReduceOp, other: Self) -> Self;
         fn prepared(self, op: ReduceOp, rank: usize) -> Self;

@@ -1,4 +1,4 @@
-//! Where ranks come from: a launcher that has started this process as one of them, or this process, which starts them.
+//! Runs a task on ranks. Either a launcher has started this process as one of them, or this process starts them.
 
 use std::time::Duration;
 
@@ -20,10 +20,10 @@ const DEFAULT_RANKS: usize = 2;
 /// Flags of all tasks that need ranks but do not measure a collective.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Flags {
-    /// Ranks to start on this host [default: 2]. Under a launcher its processes are the ranks
+    /// Ranks to start on this host [default: 2]. Not allowed under a launcher, whose processes are the ranks
     #[arg(short = 'g', long = "ngpus", alias = "ranks-per-host", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     ranks: Option<u16>,
-    /// Give up on a rank that is this many seconds late
+    /// Fail if a rank is this many seconds late
     #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     timeout: u64,
     /// How ranks reach each other
@@ -62,7 +62,7 @@ pub(crate) fn run_as(flags: &Flags, task: impl FnOnce(collectives::Builder) -> R
     match (flags.is_one_rank, launcher, flags.ranks) {
         (false, None, ranks) => processes(ranks.map_or(DEFAULT_RANKS, usize::from)),
         (false, Some(launcher), Some(ranks)) => {
-            Err(Failure::usage(format!("-g {ranks}: {launcher} makes this process one of a job's, whose processes are the ranks")))
+            Err(Failure::usage(format!("-g {ranks}: {launcher} is set, so this process is one rank of a launcher's job; leave out -g")))
         }
         _ => task(builder(flags)),
     }
@@ -109,7 +109,7 @@ pub(crate) fn child_number() -> usize {
 
 /// Starts `ranks` ranks as processes that run this program with the same command line, and waits for them.
 pub(crate) fn processes(ranks: usize) -> Result<u8, Failure> {
-    let program = std::env::current_exe().map_err(|error| Failure::io("finding this program, to start ranks", &error))?;
+    let program = std::env::current_exe().map_err(|error| Failure::io("finding the path of this program, to start ranks", &error))?;
     let arguments = std::iter::once(IS_ONE_RANK.into()).chain(words().into_iter().skip(1)).collect();
     let known = Job { verdict: Some(CHECK), call_failed: Some(COLLECTIVE), ..Job::new(program.into(), arguments, ranks) };
     let job = Job { output: Output::FirstRank, grace: GRACE, ..known };

@@ -1,9 +1,9 @@
-//! Which element of which rank's input must be at which place afterwards, for every collective, out of place and in
-//! place.
+//! The expected result of every collective, out of place and in place: which element of which rank's input must be at
+//! each place.
 
 use crate::collective::Collective;
 
-/// Where a run of elements comes from.
+/// The origin of a run of elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// Elements of this rank's input, from this index on.
@@ -12,7 +12,7 @@ pub(crate) enum Origin {
     Folded { start: usize },
 }
 
-/// `length` elements of a buffer from `start` on, and where they come from.
+/// `length` elements of a buffer from `start` on, and their origin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Run {
     pub(crate) start: usize,
@@ -91,7 +91,8 @@ impl Layout {
         }
     }
 
-    /// Returns the content of this rank's one buffer before the call in place; the call writes what no run covers.
+    /// Returns the content of this rank's one buffer before a call in place. The call writes the elements that no run
+    /// covers.
     pub(crate) fn initial_in_place(&self, rank: usize) -> Vec<Run> {
         let start = match self.collective {
             Collective::AllGather | Collective::Hypercube => self.count * rank,
@@ -101,7 +102,7 @@ impl Layout {
         vec![Run { start, length: self.source_length(rank), origin: Origin::Of { rank, start: 0 } }]
     }
 
-    /// Returns its expected content afterwards; what no run covers is unspecified.
+    /// Returns the expected content of that buffer after the call. Elements that no run covers are unspecified.
     pub(crate) fn expected_in_place(&self, rank: usize) -> Vec<Run> {
         let untouched = |length| vec![Run { start: 0, length, origin: Origin::Of { rank, start: 0 } }];
         match self.collective {
@@ -152,7 +153,7 @@ fn before(shares: &[usize], rank: usize) -> usize {
 }
 
 /// Returns shares that grow with the rank and have as many elements in total as even ones. The largest is nearly twice
-/// the mean, and with few elements the first ranks have none, since the uneven forms must support that.
+/// the mean, and with few elements the first ranks have none, because the uneven forms must support empty shares.
 fn uneven_shares(count: usize, world_size: usize) -> Vec<usize> {
     let whole = (count * world_size) as u128;
     let n = world_size as u128;

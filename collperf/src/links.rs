@@ -1,4 +1,4 @@
-//! nccl-tests' names for its tests: called by such a name, this program is that test.
+//! Lets this program be called by the names of nccl-tests' programs, to run the tests of these names.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -41,16 +41,16 @@ fn test_of(program: &OsStr) -> Option<Collective> {
     tests().find(|(known, _)| is_it(known)).map(|(_, collective)| collective)
 }
 
-/// Makes links with nccl-tests' names for its tests, so that scripts find them: all_reduce_perf, alltoall_perf and so
-/// on.
+/// Makes links with the names of nccl-tests' programs (all_reduce_perf, alltoall_perf and so on), so that scripts find
+/// them.
 ///
-/// Called by one of these names, collperf is that test, with nccl-tests' defaults.
+/// Called by one of these names, collperf runs that test with nccl-tests' defaults.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "collperf install-links", bin_name = "collperf install-links", max_term_width = 110)]
 pub(crate) struct Arguments {
-    /// An existing folder for the links. A file with such a name is kept, unless it is a link
+    /// An existing folder for the links. Older links are replaced; other files with these names are an error
     folder: PathBuf,
-    /// The end of each name, as nccl-tests' NAME_SUFFIX: for example _mpi
+    /// Text at the end of each name, like nccl-tests' NAME_SUFFIX: for example _mpi
     #[arg(long, value_name = "TEXT", default_value = "")]
     suffix: String,
 }
@@ -59,16 +59,16 @@ pub(crate) struct Arguments {
 pub(crate) fn install(arguments: &Arguments) -> Result<u8, Failure> {
     let Arguments { folder, suffix } = arguments;
     if !suffix.is_empty() && (!suffix.starts_with('_') || suffix.contains('/')) {
-        return Err(Failure::usage(format!("--suffix {suffix}: it must begin with _ and stay in the folder")));
+        return Err(Failure::usage(format!("--suffix {suffix}: it must begin with _ and have no /")));
     }
     if !folder.is_dir() {
-        return Err(Failure::usage(format!("{}: not a folder; make it first", folder.display())));
+        return Err(Failure::usage(format!("{}: there is no such folder; create it first", folder.display())));
     }
-    let program = std::env::current_exe().map_err(|error| Failure::io("finding this program, to link to it", &error))?;
+    let program = std::env::current_exe().map_err(|error| Failure::io("finding the path of this program, to link to it", &error))?;
     let paths: Vec<PathBuf> = tests().map(|(name, _)| folder.join(format!("{name}{suffix}"))).collect();
     // All or none: obstacles are found first.
     if let Some(taken) = paths.iter().find(|path| fs::symlink_metadata(path).is_ok_and(|there| !there.is_symlink())) {
-        return Err(Failure::usage(format!("{}: there is a file that is no link; move it away first", taken.display())));
+        return Err(Failure::usage(format!("{}: a file exists there that is not a link; move it away first", taken.display())));
     }
     for path in &paths {
         link(&program, path).map_err(|error| Failure::io(format!("linking {}", path.display()), &error))?;

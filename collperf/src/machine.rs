@@ -18,16 +18,16 @@ pub(crate) struct Machine {
     pub(crate) allowed: Option<usize>,
     /// The kernel's name and release.
     pub(crate) kernel: String,
-    /// Its load when that was measured, if the kernel reports it.
+    /// The load that other processes put on it, if the kernel reports it.
     pub(crate) load: Option<Load>,
 }
 
 /// The load that other processes put on a machine.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Load {
-    /// Cores, of those that this process may run on, that were busy with it.
+    /// How many of the cores that this process may run on were busy with other processes.
     pub(crate) busy: f64,
-    /// The cores that this process may run on.
+    /// The number of cores that this process may run on.
     pub(crate) cores: usize,
 }
 
@@ -38,7 +38,7 @@ const WATCHED: Duration = Duration::from_millis(50);
 
 impl Load {
     /// Measures this machine's load now, on the cores that the calling thread may run on. Sleeps meanwhile; the other
-    /// ranks should too.
+    /// ranks should sleep too.
     pub(crate) fn here() -> Option<Self> {
         let mine = sched_getaffinity(None).ok()?;
         let look = || Some((fs::read_to_string("/proc/stat").ok()?, own_ticks()));
@@ -69,7 +69,7 @@ impl Load {
     pub(crate) fn note(&self, ranks: usize) -> Option<String> {
         let Self { busy, cores } = self;
         let is_busy = *busy >= LEAST_LOAD && busy + ranks as f64 > *cores as f64;
-        is_busy.then(|| format!("others keep {busy:.1} of {cores} cores busy: times will be too high"))
+        is_busy.then(|| format!("other programs keep {busy:.1} of {cores} cores busy, so times will be too high"))
     }
 }
 
@@ -204,7 +204,7 @@ mod tests {
     #[test]
     fn a_machine_is_busy_where_others_want_the_cores_of_ranks() {
         let note = |busy, cores, ranks| Load { busy, cores }.note(ranks);
-        assert_eq!(note(1.42, 2, 2).unwrap(), "others keep 1.4 of 2 cores busy: times will be too high");
+        assert_eq!(note(1.42, 2, 2).unwrap(), "other programs keep 1.4 of 2 cores busy, so times will be too high");
         assert_eq!(note(0.3, 2, 2), None, "something always runs");
         assert_eq!(note(20.0, 64, 8), None, "there are cores for all");
         assert!(note(60.0, 64, 8).is_some());

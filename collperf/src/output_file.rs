@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
 
-/// A file that will be written as a whole. An existing file is replaced only then.
+/// A file that is written as a whole, at the end. Until then, an existing file stays unchanged.
 #[derive(Debug)]
 pub(crate) struct OutputFile {
     /// The path as the user gave it.
@@ -16,7 +16,7 @@ pub(crate) struct OutputFile {
     found: Found,
 }
 
-/// What exists at the path.
+/// The kind of file that exists at the path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Found {
     Nothing,
@@ -27,7 +27,7 @@ enum Found {
 }
 
 impl OutputFile {
-    /// Checks that the file can be written, before anything is measured, and leaves no trace of that.
+    /// Checks, before anything is measured, that the file can be written. Leaves no file behind.
     pub(crate) fn new(path: &Path) -> Result<Self, Failure> {
         Self::look(path).map_err(|error| Failure::io(format!("creating {}", path.display()), &error))
     }
@@ -54,13 +54,13 @@ impl OutputFile {
         Ok(file)
     }
 
-    /// Returns where the text is written until it is complete: in the same folder, under a name with another ending,
-    /// which collectors of such files ignore.
+    /// Returns the path of the temporary file: in the same folder, with an ending that collectors of result files
+    /// ignore.
     fn beside(&self) -> io::Result<PathBuf> {
         let mut name = self.target.file_name().ok_or(io::ErrorKind::IsADirectory)?.to_owned();
         name.push(format!(".{}.part", std::process::id()));
         let beside = self.target.with_file_name(name);
-        // A killed process with the same number may have left one.
+        // A killed process with the same number may have left such a file.
         let _ = fs::remove_file(&beside);
         Ok(beside)
     }
@@ -101,7 +101,7 @@ impl OutputFile {
 
     /// Returns the file's name, and whether it replaced another one.
     pub(crate) fn told(&self) -> String {
-        let older = if self.found == Found::Older { ", in the place of an older one" } else { "" };
+        let older = if self.found == Found::Older { ", replacing an older one" } else { "" };
         format!("{}{older}", self.path.display())
     }
 }
@@ -132,7 +132,7 @@ mod tests {
         assert_eq!((fs::read_to_string(&path).unwrap().as_str(), names(folder.path())), ("new", vec!["r.json".to_owned()]));
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
         assert_eq!(first.told(), path.display().to_string());
-        assert_eq!(second.told(), format!("{}, in the place of an older one", path.display()));
+        assert_eq!(second.told(), format!("{}, replacing an older one", path.display()));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use collectives::{Builder, Communicator};
 
 use crate::failure::Failure;
 
-/// This process among those that a launcher has started, as one rank of a communicator of processes.
+/// One of the processes that a launcher has started, as a rank of a communicator of these processes.
 pub(crate) struct Process {
     comm: Communicator,
 }
@@ -38,7 +38,7 @@ impl Process {
         })
     }
 
-    /// Waits for the other processes, since one of them serves the store of the ranks, and returns the ranks' result.
+    /// Waits for the other processes, because one of them serves the ranks' store. Returns the ranks' `result`.
     pub(crate) fn leave(self, result: Result<u8, Failure>) -> Result<u8, Failure> {
         let code = result?;
         self.comm.close()?;
@@ -58,7 +58,7 @@ fn address(comm: &Communicator) -> Result<Option<IpAddr>, Failure> {
     let elsewhere = peers.iter().map(|peer| peer.host.clone()).filter(|host| host != here);
     match store.into_iter().chain(elsewhere).find_map(|host| address_towards(&host)) {
         Some(address) => Ok(Some(address)),
-        None => Err(Failure::usage("several hosts, and the address of this one is not known: set COLLECTIVES_LISTEN_ADDRESS")),
+        None => Err(Failure::usage("the address at which other hosts reach this one is not known: set COLLECTIVES_LISTEN_ADDRESS")),
     }
 }
 

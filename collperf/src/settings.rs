@@ -1,4 +1,4 @@
-//! The settings of a measurement, made from the command line once and valid from then on.
+//! The settings of a measurement, made from the command line once and checked.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::statistics::Average;
 use crate::subset::Subset;
 use crate::table::Columns;
 
-/// All settings that the ranks need. All of them make them from the same command line.
+/// All settings that the ranks need. Every rank makes them from the same command line.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
     pub(crate) collectives: Vec<Collective>,
@@ -40,7 +40,7 @@ pub(crate) struct Settings {
     pub(crate) average: Average,
     pub(crate) unalign: usize,
     pub(crate) columns: Columns,
-    /// Calls that the figures of single calls exclude.
+    /// The number of first calls that the statistics of single calls exclude.
     pub(crate) skip: usize,
     /// Ranks to start here, or for each thread; `None`: as many as there are GPUs.
     pub(crate) ranks: Option<usize>,
@@ -70,16 +70,16 @@ pub(crate) struct Settings {
     pub(crate) trace: Option<PathBuf>,
     /// The mean bus bandwidth to reach, in 10^9 bytes per second.
     pub(crate) least_busbw: Option<f64>,
-    /// Impossible combinations, with the reasons; `all` includes them, so they are no failure.
+    /// Unsupported combinations, with the reasons. They are not failures, because `all` includes them.
     pub(crate) refused: Vec<String>,
 }
 
-/// What happens between two timed calls (`-z`).
+/// The action between two timed calls (`-z`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Blocking {
     /// Nothing: the next call is made at once.
     No,
-    /// A wait for the first call.
+    /// A wait for the end of the first of the two.
     Wait,
     /// A wait and a barrier, both timed.
     Barrier,
@@ -114,7 +114,7 @@ pub(crate) enum Register {
 
 impl Device {
     fn new(flags: &DeviceFlags, first_device: Option<usize>) -> Self {
-        let chosen = first_device.map(|device| format!("NCCL_TESTS_DEVICE={device}: the host backend uses no device"));
+        let chosen = first_device.map(|device| format!("NCCL_TESTS_DEVICE={device}: the host backend uses no device; unset the variable"));
         Self {
             graph: flags.graph as usize,
             issue_time: flags.issue_time == 1,
@@ -229,7 +229,7 @@ impl Settings {
     /// Checks that the root is one of this many ranks.
     pub(crate) fn check_root(&self, world_size: usize) -> Result<(), Failure> {
         match self.root {
-            Some(root) if root >= world_size => Err(Failure::usage(format!("-r {root}: there are {world_size} ranks, from 0"))),
+            Some(root) if root >= world_size => Err(Failure::usage(format!("-r {root}: there are {world_size} ranks, numbered from 0"))),
             _ => Ok(()),
         }
     }
@@ -249,7 +249,7 @@ fn known(error: &collectives::Error) -> Failure {
 fn collectives(arguments: &Arguments) -> Result<Vec<Collective>, Failure> {
     if arguments.collective != "all" {
         if !arguments.colls.is_empty() {
-            return Err(Failure::usage(format!("--colls: only for all, not for {}", arguments.collective)));
+            return Err(Failure::usage(format!("--colls: works only with the collective `all`, not with {}", arguments.collective)));
         }
         return Ok(vec![arguments.collective.parse().map_err(Failure::usage)?]);
     }
@@ -301,7 +301,7 @@ fn sizes(arguments: &Arguments) -> Result<(Vec<usize>, Option<Step>), Failure> {
 fn root(root: &str) -> Result<Option<usize>, Failure> {
     match root {
         "-1" | "all" => Ok(None),
-        _ => root.parse().map(Some).map_err(|_| Failure::usage(format!("-r {root}: a rank, or -1 or all for each in turn"))),
+        _ => root.parse().map(Some).map_err(|_| Failure::usage(format!("-r {root}: expected a rank, or -1 or all for each rank in turn"))),
     }
 }
 
@@ -314,7 +314,7 @@ fn json(path: Option<&Path>) -> Result<Option<PathBuf>, Failure> {
     }
 }
 
-/// Returns the destination of CSV. Sampled cells have no table, so theirs goes to standard output unless a file is
+/// Returns the destination of CSV. Sampled cells have no table, so their CSV goes to standard output unless a file is
 /// named.
 fn csv(arguments: &Arguments) -> Option<Destination> {
     match arguments.csv.as_deref() {

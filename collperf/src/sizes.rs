@@ -5,7 +5,7 @@ const MOST_ROWS: usize = 1 << 20;
 
 /// Reads a number of bytes in nccl-tests' form: a number, fractions allowed, then perhaps K, M or G (powers of 1024).
 pub(crate) fn parse(text: &str) -> Result<usize, String> {
-    let wrong = || format!("size {text:?}: not a number of bytes such as 8, 4K, 1.5M or 2G");
+    let wrong = || format!("size {text:?}: expected a number of bytes such as 8, 4K, 1.5M or 2G");
     let trimmed = text.trim();
     let (number, unit) = match trimmed.chars().last() {
         Some('K' | 'k') => (&trimmed[..trimmed.len() - 1], 1_usize << 10),
@@ -56,7 +56,7 @@ pub(crate) fn sweep(least: usize, most: usize, step: Step) -> Result<Vec<usize>,
             return Ok(sizes);
         }
         if sizes.len() == MOST_ROWS {
-            return Err(format!("from {least} to {most} bytes in such steps are more than {MOST_ROWS} rows"));
+            return Err(format!("the steps from {least} to {most} bytes give more than {MOST_ROWS} rows; use larger steps"));
         }
         sizes.push(size);
     }

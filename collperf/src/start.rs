@@ -1,4 +1,4 @@
-//! Where the ranks come from: a launcher that has started this process as one, this process's threads, or its children.
+//! Starts the ranks, as threads or as children of this process, or runs those of a process that a launcher has started.
 
 use std::thread;
 
@@ -53,7 +53,7 @@ fn launched(settings: &Settings, launcher: &str) -> Result<u8, Failure> {
     check_devices(settings, ranks)?;
     match (ranks, settings.rank_kind) {
         (2.., Some(RankKind::Process)) => {
-            let reason = format!("{launcher} makes this process one of a job's, whose ranks can only be its threads");
+            let reason = format!("{launcher} is set, so a launcher has started this process, and its ranks can only be threads");
             Err(Failure::usage(format!("-g {ranks} --ranks process: {reason}")))
         }
         (1, _) => {
@@ -97,22 +97,23 @@ fn ranks_here(settings: &Settings) -> Result<usize, Failure> {
     }
 }
 
-/// Checks that the devices of a process's ranks exist, if the first is given. Otherwise that is checked when the ranks
-/// start.
+/// If the first device is given, checks that the devices of a process's ranks exist. Otherwise they are checked when
+/// the ranks start.
 fn check_devices(settings: &Settings, ranks: usize) -> Result<(), Failure> {
     let Some(first) = settings.first_device else { return Ok(()) };
     match gpus::count() {
         Ok(count) if first + ranks > count => {
             let last = first + ranks - 1;
             Err(Failure::usage(format!(
-                "NCCL_TESTS_DEVICE={first}: {ranks} ranks of a process would take devices {first} to {last}, and there are {count}"
+                "NCCL_TESTS_DEVICE={first}: {ranks} ranks of a process need devices {first} to {last}, but there are only {count} devices"
             )))
         }
         _ => Ok(()),
     }
 }
 
-/// Returns what all ranks configure; `number` is the rank's among those of its process, or of those started with it.
+/// Returns a builder with the configuration of all ranks. `number` is the rank's number in its process, or among the
+/// processes that were started with it.
 fn builder(settings: &Settings, number: usize) -> collectives::Builder {
     let builder = host_builder(settings);
     #[cfg(feature = "cuda")]
@@ -122,7 +123,7 @@ fn builder(settings: &Settings, number: usize) -> collectives::Builder {
     builder
 }
 
-/// Returns the same without devices.
+/// Returns such a builder without a device.
 fn host_builder(settings: &Settings) -> collectives::Builder {
     Communicator::builder().configure(|config| {
         config.transport = settings.transport.transport();
@@ -131,7 +132,7 @@ fn host_builder(settings: &Settings) -> collectives::Builder {
     })
 }
 
-/// Disables the comparison of device calls, since calls without it are to be measured. Their results are checked.
+/// Disables the comparison of device calls, because calls are to be measured without it. Their results are checked.
 #[cfg(feature = "cuda")]
 #[expect(unsafe_code, reason = "ranks that do alike")]
 fn unchecked(config: &mut Config) {
@@ -141,7 +142,7 @@ fn unchecked(config: &mut Config) {
     config.check_device_calls = unsafe { CheckDeviceCalls::unchecked_after(0) };
 }
 
-/// Refuses ranks with other arguments than rank 0: they would make different calls.
+/// Refuses ranks whose arguments differ from rank 0's: they would make different calls.
 fn check_alike(comm: &Communicator, settings: &Settings) -> Result<(), Failure> {
     // A wrapper may give each process its own devices.
     let settings = Settings { first_device: None, launcher: None, ..settings.clone() };
@@ -150,7 +151,7 @@ fn check_alike(comm: &Communicator, settings: &Settings) -> Result<(), Failure> 
     comm.all_gather_into(&[mine], &mut all[..])?;
     match all.iter().position(|theirs| *theirs != all[0]) {
         None => Ok(()),
-        Some(other) => Err(Failure::usage(format!("rank {other} was given other arguments than rank 0: give all ranks the same"))),
+        Some(other) => Err(Failure::usage(format!("rank {other} has different arguments from rank 0: give all ranks the same"))),
     }
 }
 

@@ -33,7 +33,7 @@ impl Spread {
     }
 }
 
-/// How the ranks' times become one (`-a`).
+/// How the ranks' times are combined into one (`-a`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Average {
     Rank0,
@@ -68,20 +68,20 @@ pub(crate) fn slowest(all: &[f64], calls: usize) -> Vec<f64> {
 /// The largest accepted probability that a run names a rank although all differences are due to chance.
 const SIGNIFICANCE: f64 = 0.01;
 
-/// Whether `hits` are most of the looks: three of four.
+/// Whether `hits` are most of the looks: at least three of four.
 pub(crate) fn are_most(hits: usize, looks: usize) -> bool {
     looks > 0 && 4 * hits >= 3 * looks
 }
 
-/// Whether one of `suspects` has more hits in `tries` tries than chance explains, if each has probability `chance` in
-/// one try: a binomial test with Bonferroni's correction.
+/// Whether `hits` hits in `tries` tries are more than chance explains, for any one of `suspects` suspects. By chance, a
+/// try is a hit with probability `chance`. This is a binomial test with Bonferroni's correction.
 pub(crate) fn is_evidence(tries: usize, hits: usize, chance: f64, suspects: usize) -> bool {
     binomial_tail(tries, hits, chance) * suspects as f64 <= SIGNIFICANCE
 }
 
-/// Returns which suspects stand out in most looks, and in more than chance explains: `marks` has, for each, whether it
-/// does in each look. The probability by chance is estimated from all of them, including the tested ones. So if all of
-/// them stand out occasionally, none is named.
+/// Returns which suspects stand out in most looks, and in more looks than chance explains. `marks` has, for each
+/// suspect, whether it stands out in each look. The probability of standing out by chance is estimated from all
+/// suspects, including the tested one. So if all suspects stand out occasionally, none is named.
 pub(crate) fn standing_out(marks: &[Vec<bool>]) -> Vec<bool> {
     let hits: Vec<usize> = marks.iter().map(|looks| looks.iter().filter(|mark| **mark).count()).collect();
     let looks = marks.iter().map(Vec::len).sum::<usize>();

@@ -33,10 +33,10 @@ impl Subset {
             is_there.then(|| text[word.len()..].trim_start())
         };
         let found = FORMS.into_iter().find_map(|(form, word, sign)| Some((form, after(word).or_else(|| after(sign))?)));
-        let (form, number) = found.ok_or("not AND, OR, MOD or DIV (or &, |, %, /) and a number")?;
+        let (form, number) = found.ok_or("expected AND, OR, MOD or DIV (or &, |, %, /), followed by a number")?;
         let value = number_of(number).ok_or_else(|| not_a_number(number))?;
         match (form, value) {
-            (Form::Modulo | Form::Divide, 0) => Err("nothing can be divided by 0".to_owned()),
+            (Form::Modulo | Form::Divide, 0) => Err("division by 0; use a number of at least 1".to_owned()),
             _ => Ok(Self { form, value }),
         }
     }

@@ -14,7 +14,7 @@ pub(crate) struct Columns {
     pub(crate) timestamps: bool,
     /// Whether the times are those to issue calls.
     pub(crate) issue_time: bool,
-    /// How a call is done, how long it should take, and that over how long it took.
+    /// The algorithm of a call, its predicted time, and the ratio of predicted to measured time.
     pub(crate) predictions: bool,
 }
 

@@ -16,9 +16,10 @@ use crate::report::answer;
 const FORMAT: &str = "collectives trace";
 const VERSION: u64 = 1;
 
-/// Makes one trace of those that ranks have written to a folder.
+/// Merges the traces in a folder, which ranks have written, into one file.
 ///
-/// Ranks write there if COLLECTIVES_TRACE names it. Perfetto (ui.perfetto.dev) and chrome://tracing open the file.
+/// Ranks write traces to the folder that COLLECTIVES_TRACE names. Perfetto (ui.perfetto.dev) and chrome://tracing open
+/// the file.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "collperf trace", bin_name = "collperf trace", max_term_width = 110)]
 pub(crate) struct Arguments {
@@ -34,7 +35,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     let (traces, skipped) = read_all(&arguments.folder)?;
     let skipped: String = skipped.iter().map(|(path, reason)| format!("skipped {}: {reason}\n", path.display())).collect();
     if traces.is_empty() {
-        return Err(Failure::internal(format!("{skipped}{}: no traces there", arguments.folder.display())));
+        return Err(Failure::internal(format!("{skipped}{}: no traces in this folder", arguments.folder.display())));
     }
     let count = traces.len();
     let file = write(&arguments.output, traces)?;
@@ -89,16 +90,17 @@ fn parse(text: &[u8]) -> Result<Value, String> {
     let trace: Value = serde_json::from_slice(text).map_err(|error| format!("not JSON: {error}"))?;
     let about = &trace["otherData"];
     match about["version"].as_u64() {
-        _ if about["format"] != FORMAT => Err(format!("it does not say that it is a {FORMAT:?}")),
+        _ if about["format"] != FORMAT => Err(format!("it is not a file of the format {FORMAT:?}")),
         Some(version) if version <= VERSION => {
             let is_whole = about["base_time_ns"].is_u64() && about["rank"].is_u64() && trace["traceEvents"].is_array();
-            if is_whole { Ok(trace) } else { Err("it lacks its time, its rank or its events".to_owned()) }
+            if is_whole { Ok(trace) } else { Err("its base time, its rank or its events are missing".to_owned()) }
         }
-        version => Err(format!("it has version {version:?} of the format, and {VERSION} is understood")),
+        Some(version) => Err(format!("its format has version {version}, and this collperf reads version {VERSION}")),
+        None => Err("it does not say which version of the format it has".to_owned()),
     }
 }
 
-/// Writes the events of all traces to a file, with times since the first of them began.
+/// Writes the events of all traces to a file, with times relative to the beginning of the earliest trace.
 fn write(path: &Path, traces: Vec<Value>) -> Result<OutputFile, Failure> {
     let file = OutputFile::new(path)?;
     file.write(&merged(traces).to_string())?;
@@ -182,9 +184,9 @@ mod tests {
     fn what_is_no_trace_is_said_to_be_none() {
         for (text, reason) in [
             ("{", "not JSON"),
-            ("[]", "does not say"),
-            (r#"{"otherData": {"format": "collectives trace", "version": 2}}"#, "version Some(2)"),
-            (r#"{"otherData": {"format": "collectives trace", "version": 1}}"#, "lacks"),
+            ("[]", "not a file of the format"),
+            (r#"{"otherData": {"format": "collectives trace", "version": 2}}"#, "has version 2"),
+            (r#"{"otherData": {"format": "collectives trace", "version": 1}}"#, "are missing"),
         ] {
             let error = parse(text.as_bytes()).unwrap_err();
             assert!(error.contains(reason), "{error}");

@@ -89,7 +89,7 @@ fn results_go_where_they_are_sent_also_the_second_time() {
     let folder = tempfile::tempdir().unwrap();
     let all = "-J r.json --csv r.csv --prometheus r.prom --html r.html --plot r.svg --trace r.trace";
     let names = ["r.csv", "r.html", "r.json", "r.prom", "r.svg", "r.trace"];
-    for (size, older) in [(8, ""), (64, ", in the place of an older one")] {
+    for (size, older) in [(8, ""), (64, ", replacing an older one")] {
         let output = collperf(&format!("all_reduce --sizes {size} {all}"), folder.path());
         assert!(output.status.success(), "{output:?}");
         let files = files(folder.path());
@@ -104,15 +104,15 @@ fn results_go_where_they_are_sent_also_the_second_time() {
     let said = String::from_utf8_lossy(&output.stderr);
     // There may be a note that the machine is busy.
     let said: Vec<&str> = said.lines().filter(|line| !line.starts_with("collperf: note: ")).collect();
-    assert_eq!(said, ["collperf: wrote r.json, in the place of an older one"]);
+    assert_eq!(said, ["collperf: wrote r.json, replacing an older one"]);
 }
 
 #[test]
 fn two_kinds_of_results_have_two_files() {
     let folder = tempfile::tempdir().unwrap();
     for (flags, words) in [
-        ("--html r --plot r", "--html and --plot name one file, r"),
-        ("-J r.json --trace r.json", "-J and --trace name one file, r.json"),
+        ("--html r --plot r", "--html and --plot name the same file, r"),
+        ("-J r.json --trace r.json", "-J and --trace name the same file, r.json"),
         ("--trace r -N 0", "--trace -N 0"),
     ] {
         let output = collperf(&format!("all_reduce --sizes 8 {flags}"), folder.path());

@@ -16,41 +16,43 @@ use crate::place::Place;
 /// Starts the ranks of a job and stops them together.
 ///
 /// Every rank is a process with torchrun's variables in its environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
-/// so on) and a store at which the ranks meet. If a rank fails, collrun reports which, stops the others and exits with
-/// its code. Signals are passed on, and a second Ctrl-C kills. No rank, and no other process in a rank's process group,
-/// outlives collrun. Flags are torchrun's, with - or _ between words. A flag that is not given is read from torchrun's
-/// variable (PET_NNODES for --nnodes).
+/// so on). collrun serves the store at which the ranks meet. If a rank fails, collrun reports which, stops the others
+/// and exits with that rank's code. Signals are passed on, and a second Ctrl-C kills the ranks. No rank, and no other
+/// process in a rank's process group, outlives collrun. Flags are torchrun's, with - or _ between words. A flag that is
+/// not given is read from torchrun's variable (PET_NNODES for --nnodes).
 #[derive(Debug, Parser)]
 #[command(name = "collrun", version, max_term_width = 110, args_override_self = true)]
 pub(crate) struct Arguments {
-    /// Ranks to start on this host: a number; gpu: one for each GPU; cpu: one for each processor; auto: for each GPU,
-    /// else for each processor [default: 1]
+    /// Ranks to start on this host: a number; gpu: one for each GPU; cpu: one for each processor; auto: one for
+    /// each GPU, or for each processor if there are no GPUs [default: 1]
     #[arg(long, value_name = "N|auto|gpu|cpu")]
     pub(crate) nproc_per_node: Option<Count>,
-    /// mpirun's flag for --nproc-per-node, for a job of one host: mpirun counts the ranks of all hosts. Also -np
+    /// Same as --nproc-per-node, for command lines of mpirun. For jobs on one host only, since mpirun counts the ranks
+    /// of all hosts. Also -np
     #[arg(short = 'n', long, value_name = "N", overrides_with = "nproc_per_node")]
     pub(crate) np: Option<Count>,
-    /// Hosts in the job; start collrun once on each, or use --hosts
+    /// Number of hosts in the job. Start collrun once on each of them, or use --hosts
     #[arg(long, value_name = "M", default_value = "1", value_parser = nodes)]
     pub(crate) nnodes: u16,
-    /// Hosts on which collrun starts the ranks by ssh: a,b or a:4,b:4 with the ranks of each. Program and folder must
-    /// have the same paths there
+    /// Start the ranks on these hosts by ssh: a,b or a:4,b:4 with the number of ranks of each. The program and the
+    /// current folder must have the same paths there
     #[arg(long, value_name = "HOST[:N],…", conflicts_with_all = ["hostfile", "nnodes", "node_rank", "rdzv_endpoint", "standalone", "local_addr"])]
     pub(crate) hosts: Option<String>,
-    /// A file of hosts, one in each line, followed by slots=N if it has several ranks
+    /// Like --hosts, from a file with one host in each line, followed by slots=N if the host has several ranks
     #[arg(long, value_name = "FILE", conflicts_with_all = ["nnodes", "node_rank", "rdzv_endpoint", "standalone", "local_addr"])]
     pub(crate) hostfile: Option<PathBuf>,
-    /// The command that runs a command on a host; it gets the host and the command, and must not ask for a password
+    /// Command that runs a command on another host. Its arguments are the host and that command, and it must not ask
+    /// for a password
     #[arg(long, value_name = "COMMAND", default_value = "ssh -o BatchMode=yes")]
     pub(crate) ssh: String,
     /// Path of collrun on the other hosts [default: its path on this host]
     #[arg(long, value_name = "PATH")]
     pub(crate) remote_collrun: Option<PathBuf>,
-    /// A variable to set for the ranks of all hosts, in addition to those of collectives and NCCL; NAME alone copies
-    /// its value from here
+    /// Environment variable to set for the ranks of all hosts, in addition to COLLECTIVES_* and NCCL_*. NAME alone
+    /// copies its value from this shell
     #[arg(long, value_name = "NAME[=VALUE]")]
     pub(crate) env: Vec<String>,
-    /// The folder in which ranks start, and from which a program's path counts [default: collrun's]. Also -wdir,
+    /// Folder in which the ranks start. The program's path is relative to it [default: the current folder]. Also -wdir,
     /// --chdir
     #[arg(long, visible_alias = "chdir", value_name = "FOLDER")]
     pub(crate) wdir: Option<PathBuf>,
@@ -60,99 +62,101 @@ pub(crate) struct Arguments {
     /// Started by another collrun, which gives this host's place and sends signals on standard input
     #[arg(long, hide = true)]
     pub(crate) controlled: Option<Control>,
-    /// This host's number, from 0; needed with several hosts, unless --rdzv-endpoint numbers them
+    /// Number of this host, from 0. Needed if --nnodes is above 1, unless --rdzv-endpoint numbers the hosts
     #[arg(long, value_name = "R")]
     pub(crate) node_rank: Option<u16>,
-    /// Address of host 0, where the ranks meet; needed with several hosts
+    /// Address of host 0, at which the ranks meet. Needed if --nnodes is above 1, unless --rdzv-endpoint is given
     #[arg(long, value_name = "A")]
     pub(crate) master_addr: Option<String>,
-    /// Port on host 0; needed with several hosts, else a free one is chosen
+    /// Port of the store on host 0. Needed with --master-addr if --nnodes is above 1 [default: a free port on one host,
+    /// 29500 with --hosts]
     #[arg(long, value_name = "P", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) master_port: Option<u16>,
-    /// Where several hosts meet and are numbered: the host that has this address serves the store
+    /// Address at which several hosts meet and get their numbers. The host with this address serves the store
     #[arg(long, value_name = "HOST[:PORT]")]
     pub(crate) rdzv_endpoint: Option<String>,
-    /// The kind of --rdzv-endpoint: c10d, or static, which needs --node-rank
+    /// How --rdzv-endpoint numbers the hosts: c10d by itself, or static, which needs --node-rank
     #[arg(long, value_name = "NAME", value_parser = backend)]
     pub(crate) rdzv_backend: Option<String>,
-    /// The job's name, the same on every host
+    /// Name of the job. It must be the same on every host
     #[arg(long, value_name = "NAME")]
     pub(crate) rdzv_id: Option<String>,
-    /// join_timeout=SECONDS: how long the other hosts may take to start
+    /// join_timeout=SECONDS: how long to wait for the other hosts to start
     #[arg(long, value_name = "KEY=VALUE", value_parser = rendezvous)]
     pub(crate) rdzv_conf: Option<Duration>,
-    /// A job of this host alone at a free port, whatever other flags give as the meeting place
+    /// Run a job on this host only, at a free port. Overrides flags that give an address or a port
     #[arg(long)]
     pub(crate) standalone: bool,
-    /// The address at which other hosts reach this host's ranks
+    /// Address at which other hosts reach the ranks of this host
     #[arg(long, value_name = "A")]
     pub(crate) local_addr: Option<String>,
-    /// How often all ranks, on every host, are restarted after a failure
+    /// How many times all ranks, on every host, are restarted after a failure
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) max_restarts: u32,
-    /// Where log files and the ranks' error files are kept, in a new folder for each run; without it, log files lie in
-    /// TMPDIR/collrun
+    /// Folder for log files and the ranks' error files, in which each run creates a new folder. Without it, log files
+    /// are in TMPDIR/collrun
     #[arg(long, value_name = "FOLDER")]
     pub(crate) log_dir: Option<PathBuf>,
-    /// Streams that go to log files instead of the terminal: 1 stdout, 2 stderr, 3 both; or by local rank, as in
+    /// Write these streams to log files instead of the terminal: 1 stdout, 2 stderr, 3 both; or by local rank, as in
     /// 0:1,1:2
     #[arg(short, long, value_name = "STREAMS", default_value = "0")]
     pub(crate) redirects: Streams,
-    /// Streams that go to log files and to the terminal
+    /// Write these streams to log files and also to the terminal
     #[arg(short, long, value_name = "STREAMS", default_value = "0")]
     pub(crate) tee: Streams,
     /// Show only the output of these local ranks
     #[arg(long, value_name = "R,R", value_delimiter = ',')]
     pub(crate) local_ranks_filter: Option<Vec<usize>>,
-    /// The text before each line, with ${role_name}, ${local_rank}, ${rank} and ${hostname} filled in [default: the
+    /// Text before each line, with ${role_name}, ${local_rank}, ${rank} and ${hostname} filled in [default: the
     /// rank in brackets, and the host with --hosts]
     #[arg(long, value_name = "TEXT")]
     pub(crate) log_line_prefix_template: Option<String>,
-    /// The role of all ranks (ROLE_NAME)
+    /// Role of all ranks, which they get as ROLE_NAME
     #[arg(long, value_name = "NAME", default_value = "default")]
     pub(crate) role: String,
-    /// The program is a module of Python's
+    /// The program is a Python module
     #[arg(short, long, conflicts_with = "no_python")]
     pub(crate) module: bool,
     /// Run the program as it is, even if its name ends in .py
     #[arg(long)]
     pub(crate) no_python: bool,
-    /// The program is a Python script, whatever its name
+    /// The program is a Python script, even if its name does not end in .py
     #[arg(long)]
     pub(crate) run_path: bool,
-    /// Each rank sees one GPU, and has local rank 0
+    /// Let each rank see only its own GPU, and give it local rank 0
     #[arg(long)]
     pub(crate) virtual_local_rank: bool,
-    /// Bind each rank of a host. core: its share of the host's cores, in one last-level cache if possible; cache, numa:
-    /// all cores of one last-level cache or NUMA node; none [default: core if a host has as many cores as ranks, else
-    /// none]. Also --bind-to. Jobs that share a host do not know of each other: each uses all of its cores
+    /// The cores that each rank is bound to. core: its share of the host's cores, in one last-level cache if possible;
+    /// cache, numa: all cores of one last-level cache or NUMA node; none: not bound [default: core if a host has as
+    /// many cores as ranks, else none]. Also --bind-to. Two jobs on one host are bound to the same cores
     #[arg(long, aliases = ["bind-to", "bind_to"], value_name = "none|core|cache|numa")]
     pub(crate) bind: Option<Bind>,
-    /// Print what the ranks of each host are bound to
+    /// Print the cores that the ranks of each host are bound to
     #[arg(long)]
     pub(crate) report_bindings: bool,
-    /// Signals that are passed on to the ranks
+    /// Signals to pass on to the ranks
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = signal, default_value = "SIGTERM,SIGINT,SIGHUP,SIGQUIT")]
     pub(crate) signals_to_handle: Vec<i32>,
-    /// Accepted for torchrun's sake, without effect: ends are noticed at once
+    /// No effect, accepted for torchrun's command lines: collrun notices at once that a rank has ended
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) monitor_interval: Option<Duration>,
-    /// Accepted for torchrun's sake, without effect: programs are always started alike
+    /// No effect, accepted for torchrun's command lines: programs are always started in the same way
     #[arg(long, value_name = "METHOD", value_parser = ["spawn", "fork", "forkserver"])]
     pub(crate) start_method: Option<String>,
-    /// Admit only processes that have a secret, which is made for this job and passed to its ranks. These must be
-    /// programs that use collectives. No effect if COLLECTIVES_SECRET or COLLECTIVES_SECRET_FILE is set, as it must be
-    /// if collrun is started on several hosts
+    /// Make a secret for this job, pass it to the ranks, and admit only processes that have it. The ranks must be
+    /// programs that use collectives. No effect if COLLECTIVES_SECRET or COLLECTIVES_SECRET_FILE is set; set one of
+    /// them instead if you start collrun on several hosts
     #[arg(long)]
     pub(crate) secret: bool,
     /// Leave the ranks' output unchanged, without the rank in brackets before each line
     #[arg(long)]
     pub(crate) no_prefix: bool,
-    /// Let the others go on when a rank fails, for programs that call Communicator::shrink; exit with 0 if one of them
-    /// succeeds. collrun serves the store, so any rank may fail
+    /// If a rank fails, let the others continue, for programs that call Communicator::shrink. The exit code is 0 if any
+    /// rank succeeds. Any rank may fail, because collrun serves the store
     #[arg(long, conflicts_with = "max_restarts")]
     pub(crate) keep_going: bool,
-    /// How long ranks may take to stop before they are killed [default: 5 after another has failed, 30 after a signal]
+    /// How long ranks may take to end before they are killed [default: 5 after another rank has failed, 30 after a
+    /// signal]
     #[arg(long, aliases = ["shutdown-timeout", "shutdown_timeout"], value_name = "SECONDS", value_parser = seconds)]
     pub(crate) grace: Option<Duration>,
     #[command(flatten)]
@@ -188,13 +192,13 @@ impl Refused {
         let all = [
             (
                 &self.event_log_handler.clone().filter(|name| name != "null"),
-                "--event-log-handler: handlers are Python's; what collrun notices it says on standard error",
+                "--event-log-handler: collrun runs no Python handlers; it prints failures on standard error",
             ),
-            (&self.logs_specs, "--logs-specs: they are classes of Python's; --log-dir, --redirects and --tee say where output goes"),
-            (&self.numa_binding, "--numa-binding: it goes by a rank's GPU; --bind numa, core or cache goes by its number on the host"),
-            (&self.duplicate_stdout_filters, "--duplicate-stdout-filters: tee standard output with -t 1 and search the files"),
-            (&self.duplicate_stderr_filters, "--duplicate-stderr-filters: tee standard error with -t 2 and search the files"),
-            (&self.print_completion, "--print-completion: there are no completions; collrun --help lists the flags"),
+            (&self.logs_specs, "--logs-specs: collrun loads no Python classes; use --log-dir, --redirects and --tee"),
+            (&self.numa_binding, "--numa-binding: collrun does not bind by GPU; use --bind numa, core or cache, which bind by local rank"),
+            (&self.duplicate_stdout_filters, "--duplicate-stdout-filters: use -t 1 and search the log files"),
+            (&self.duplicate_stderr_filters, "--duplicate-stderr-filters: use -t 2 and search the log files"),
+            (&self.print_completion, "--print-completion: collrun has no completions; use collrun --help for a list of flags"),
         ];
         all.into_iter().find_map(|(value, reason)| value.is_some().then_some(reason))
     }
@@ -204,8 +208,8 @@ impl Refused {
 pub(crate) const PORT: u16 = 29500;
 
 impl Arguments {
-    /// Reads the command line, where flags may have _ for -, and adds the variables' flags. Prints an error in the line
-    /// and exits with code 2; returns an error in a variable.
+    /// Reads the command line, where flags may have _ for -, and adds the flags that variables stand for. If the
+    /// command line is wrong, prints the error and exits with code 2. If a variable is wrong, returns the error.
     pub(crate) fn read() -> Result<Self, String> {
         let words: Vec<OsString> = std::env::args_os().collect();
         Self::of(&words, |name| std::env::var_os(name)).unwrap_or_else(|error| error.exit())
@@ -220,7 +224,7 @@ impl Arguments {
             Err(error) => return mpirun::hint(&error, &words).map_or(Err(error), |hint| Ok(Err(hint))),
         };
         let alone = Self::from_arg_matches(&line)?;
-        // This process becomes another one, which reads them.
+        // This process becomes another launcher, which reads the variables.
         Ok(if alone.read_order { Ok(alone) } else { Self::with_variables(&command, &line, &words, value_of) })
     }
 
@@ -242,7 +246,7 @@ impl Arguments {
         }
     }
 
-    /// Adds the variables that an error is about.
+    /// Adds to an error the variables that it is about.
     pub(crate) fn named(&self, reason: String) -> String {
         named(&self.variables, reason)
     }
@@ -267,10 +271,10 @@ impl Arguments {
             return Ok(control.place());
         }
         if let Some(np) = self.np.filter(|_| self.nnodes > 1) {
-            return Err(format!("-n {np}: {}; give --nproc-per-node", mpirun::COUNTS_ALL));
+            return Err(format!("-n {np}: {}; give --nproc-per-node, the ranks of each host", mpirun::COUNTS_ALL));
         }
         if self.standalone {
-            let several = format!("--standalone --nnodes {}: it is a job of one host", self.nnodes);
+            let several = format!("--standalone --nnodes {}: a standalone job has one host; leave out one of them", self.nnodes);
             return if self.nnodes == 1 { Ok(Place::Alone { address: None, port: None }) } else { Err(several) };
         }
         let endpoint = self.rdzv_endpoint.as_deref().map(|endpoint| address_and_port(endpoint, self.master_port)).transpose()?;
@@ -278,11 +282,11 @@ impl Arguments {
             return match (self.node_rank, endpoint) {
                 (None | Some(0), Some((address, port))) => Ok(Place::Alone { address: Some(address), port: Some(port) }),
                 (None | Some(0), None) => Ok(Place::Alone { address: self.master_addr.clone(), port: self.master_port }),
-                (Some(node), _) => Err(format!("--node-rank {node}: there is one host, whose number is 0; give --nnodes")),
+                (Some(node), _) => Err(format!("--node-rank {node}: the job has only host 0; give --nnodes if it has more hosts")),
             };
         }
         if let Some((address, 0)) = &endpoint {
-            return Err(format!("--rdzv-endpoint {address}:0: other hosts could not find a port that is chosen here; name one"));
+            return Err(format!("--rdzv-endpoint {address}:0: other hosts cannot know the port that would be chosen; name one"));
         }
         let missing = |flag: &str| format!("--nnodes {}: {flag} is needed with several hosts", self.nnodes);
         let is_static = self.rdzv_backend.as_deref() == Some("static");
@@ -354,7 +358,7 @@ fn address_and_port(endpoint: &str, port: Option<u16>) -> Result<(String, u16), 
         None => Ok((unbracketed(endpoint).to_owned(), port.unwrap_or(PORT))),
         Some((address, number)) => match number.parse() {
             Ok(number) if !address.is_empty() => Ok((unbracketed(address).to_owned(), number)),
-            _ => Err(format!("--rdzv-endpoint {endpoint}: not a host and a port, as in 10.0.0.1:29500")),
+            _ => Err(format!("--rdzv-endpoint {endpoint}: expected a host and a port, as in 10.0.0.1:29500")),
         },
     }
 }
@@ -363,31 +367,31 @@ fn unbracketed(address: &str) -> &str {
     address.strip_prefix('[').and_then(|address| address.strip_suffix(']')).unwrap_or(address)
 }
 
-/// Reads a number of hosts; torchrun's range only if both ends are the same.
+/// Reads a number of hosts. torchrun's range is accepted only if both ends are equal.
 fn nodes(text: &str) -> Result<u16, String> {
-    let count = |text: &str| text.parse().ok().filter(|count| (1..=4096).contains(count)).ok_or("not a number from 1 to 4096");
+    let count = |text: &str| text.parse().ok().filter(|count| (1..=4096).contains(count)).ok_or("expected a number from 1 to 4096");
     let Some((least, most)) = text.split_once(':') else { return Ok(count(text)?) };
     let (least, most) = (count(least)?, count(most)?);
     if least == most {
         return Ok(least);
     }
     Err(format!(
-        "the number of hosts does not change while a job runs: give --nnodes {most}. Where ranks are lost, programs that call \
-         Communicator::shrink go on under --keep-going, and --max-restarts starts all of them anew"
+        "the number of hosts does not change while a job runs: give --nnodes {most}. After a failure, --keep-going lets programs \
+         that call Communicator::shrink continue, and --max-restarts restarts all ranks"
     ))
 }
 
 fn backend(text: &str) -> Result<String, String> {
     match text {
         "c10d" | "static" => Ok(text.to_owned()),
-        _ => Err("there are c10d and static: hosts meet at a store that one of them serves, and need no other program".to_owned()),
+        _ => Err("expected c10d or static: one of the hosts serves the store at which they meet, so no other program is needed".to_owned()),
     }
 }
 
 fn rendezvous(text: &str) -> Result<Duration, String> {
     match text.split_once('=') {
         Some(("join_timeout" | "timeout", value)) => seconds(value),
-        _ => Err("there is join_timeout=SECONDS alone".to_owned()),
+        _ => Err("expected join_timeout=SECONDS, the only supported setting".to_owned()),
     }
 }
 
@@ -395,12 +399,12 @@ fn signal(text: &str) -> Result<i32, String> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
     let known = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
     let named = known.into_iter().find(|signal| signal_hook::low_level::signal_name(*signal) == Some(text));
-    named.ok_or_else(|| "one of SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2".to_owned())
+    named.ok_or_else(|| "expected one of SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2".to_owned())
 }
 
 /// Reads a time in seconds, fractions allowed.
 fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
+    let seconds: f64 = text.parse().map_err(|_| "expected a number of seconds".to_owned())?;
     Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
 }
 

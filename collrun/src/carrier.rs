@@ -7,7 +7,7 @@ use collectives_launch::{Failure, Stream, Writer, carry};
 
 /// The byte before a failure that a launcher reports to the one that started it, on standard error.
 pub(crate) const FAILURE: u8 = 0x1e;
-/// The most that is held back of a line that could be a failure; failures are shorter.
+/// The most bytes of a line that are held back because it could be a failure. Failures are shorter.
 const LONGEST_FAILURE: usize = 1 << 20;
 
 /// Called with each failure that is reported.
@@ -23,8 +23,8 @@ pub(crate) struct Carrier {
 }
 
 impl Carrier {
-    /// Creates a carrier. The launcher there has put a prefix before each line; `continued` stands before the rest of a
-    /// line that another host has interrupted.
+    /// Creates a carrier. The host's launcher has already put a prefix before each line; `continued` stands before the
+    /// rest of a line that another host has interrupted.
     pub(crate) fn new(stream: Stream, continued: &str, listener: Option<Listener>) -> Self {
         Self { writer: Writer::new(stream, "", continued), listener, held: vec![], is_inside: false }
     }
@@ -56,7 +56,7 @@ impl Carrier {
         Ok(())
     }
 
-    /// Reports the failure that was held back, or writes the text if it is none.
+    /// Reports the failure that was held back, or writes the text if it is not one.
     fn let_go(&mut self) -> io::Result<()> {
         let held = std::mem::take(&mut self.held);
         match self.listener.as_ref().zip(held.strip_prefix(&[FAILURE]).and_then(Failure::from_json)) {

@@ -10,7 +10,7 @@ use crate::place::Place;
 pub(crate) struct Control {
     pub(crate) node: u16,
     pub(crate) nodes: u16,
-    /// Where the ranks meet: the address of the first host.
+    /// The address of the first host, at which the ranks meet.
     pub(crate) address: String,
     pub(crate) port: u16,
     /// The ranks of this host, if the list of hosts gives them.
@@ -39,7 +39,7 @@ impl FromStr for Control {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let malformed = || format!("{text:?} is no place in a job");
+        let malformed = || format!("{text:?} is not a place in a job");
         let [node, nodes, address, port, ranks, name] = text.split(',').collect::<Vec<_>>()[..] else { return Err(malformed()) };
         let number = |text: &str| text.parse::<u16>().map_err(|_| malformed());
         let (node, nodes, port, ranks) = (number(node)?, number(nodes)?, number(port)?, number(ranks)?);

@@ -1,4 +1,4 @@
-//! How many ranks a host starts.
+//! Determines how many ranks a host starts.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 /// The largest accepted number of ranks.
 const MOST: u16 = 4096;
 
-/// A number, or what is counted on this host.
+/// A number of ranks, or what to count on this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Count {
     Number(u16),
@@ -26,13 +26,13 @@ impl FromStr for Count {
             "auto" => Ok(Self::Auto),
             number => match number.parse() {
                 Ok(number @ 1..=MOST) => Ok(Self::Number(number)),
-                _ => Err(format!("a number from 1 to {MOST}, gpu, cpu or auto")),
+                _ => Err(format!("expected a number from 1 to {MOST}, gpu, cpu or auto")),
             },
         }
     }
 }
 
-/// Formats the count as it is given.
+/// Formats the count as on the command line.
 impl fmt::Display for Count {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -59,7 +59,7 @@ impl Count {
 fn gpus() -> Result<usize, String> {
     match collectives::device_count() {
         Ok(count @ 1..) => Ok(count),
-        Ok(_) => Err("--nproc-per-node gpu: there is a driver, but no GPU; give a number".to_owned()),
+        Ok(_) => Err("--nproc-per-node gpu: the driver finds no GPU; give a number".to_owned()),
         Err(error) => Err(format!("--nproc-per-node gpu: {error}")),
     }
 }

@@ -1,8 +1,8 @@
-//! torchrun's variables. Most stand for a flag, which overrides them; what the others request is done here too, or
-//! refused.
+//! torchrun's variables. Most stand for a flag, which overrides the variable. The others are supported as in torchrun,
+//! or refused.
 //!
-//! They are put before the words of the command line, where a later flag wins. Each is thus read in the same way as its
-//! flag.
+//! The flags that variables stand for are put before the words of the command line, where a later flag wins. So each
+//! variable is read in the same way as its flag.
 
 use std::ffi::{OsStr, OsString};
 
@@ -44,7 +44,7 @@ const NAMED: [(&str, &str); 2] =
 /// Another variable that a launcher reads, and passes on to launchers on other hosts.
 const PYTHON: &str = "PYTHON_EXEC";
 
-/// A variable, whether a value of it requests something, and what to do instead.
+/// A variable, a check whether its value requests something, and what to do instead.
 type Refused = (&'static str, fn(&str) -> bool, &'static str);
 
 /// Variables that request what is not supported.
@@ -52,14 +52,14 @@ const REFUSED: [Refused; 3] = [
     (
         "TORCHELASTIC_ENABLE_FILE_TIMER",
         |value| value == "1",
-        "ranks have no timers that collrun looks at; what waits too long ends by COLLECTIVES_TIMEOUT",
+        "collrun does not watch timers of ranks; to end calls that wait too long, set COLLECTIVES_TIMEOUT",
     ),
     (
         "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT",
         |value| value.parse::<f64>().is_ok_and(|seconds| seconds > 0.0),
-        "collrun does not look whether the kernel holds a rank; the ranks that wait for it end by COLLECTIVES_TIMEOUT",
+        "collrun does not check whether the kernel blocks a rank; to end the calls that wait for it, set COLLECTIVES_TIMEOUT",
     ),
-    ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", |value| value == "1", "the ranks' store is collrun's, which outlives each of them; unset it"),
+    ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", |value| value == "1", "collrun serves the ranks' store, and rank 0 does not; unset it"),
 ];
 
 /// A variable that stands for a flag.
@@ -73,7 +73,7 @@ pub(crate) struct Variable {
 }
 
 impl Variable {
-    /// Whether a message is about its flag.
+    /// Whether a message is about this variable's flag.
     pub(crate) fn is_meant(&self, said: &str) -> bool {
         said.contains(&self.flag)
     }
@@ -144,7 +144,7 @@ pub(crate) fn words(variables: &[Variable], line: impl IntoIterator<Item = OsStr
 fn is_on(name: &str, value: &OsStr) -> Result<bool, String> {
     let value = value.to_string_lossy();
     let number = value.trim().parse::<i64>();
-    number.map(|number| number != 0).map_err(|_| format!("{name}={value}: 1 for yes, or 0 for no"))
+    number.map(|number| number != 0).map_err(|_| format!("{name}={value}: expected 1 for yes, or 0 for no"))
 }
 
 /// Returns the parser's error in one line.
@@ -192,10 +192,10 @@ mod tests {
     fn what_is_wrong_is_said_of_the_variable() {
         for (variable, words) in [
             ("PET_NNODES=1:2", "PET_NNODES: invalid value '1:2' for '--nnodes <M>': the number of hosts does not change"),
-            ("PET_STANDALONE=yes", "PET_STANDALONE=yes: 1 for yes"),
+            ("PET_STANDALONE=yes", "PET_STANDALONE=yes: expected 1 for yes"),
             ("PET_START_METHOD=x", "PET_START_METHOD: invalid value 'x'"),
-            ("TORCHELASTIC_ENABLE_FILE_TIMER=1", "TORCHELASTIC_ENABLE_FILE_TIMER=1: ranks have no timers"),
-            ("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT=9", "the kernel holds"),
+            ("TORCHELASTIC_ENABLE_FILE_TIMER=1", "TORCHELASTIC_ENABLE_FILE_TIMER=1: collrun does not watch timers"),
+            ("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT=9", "the kernel blocks"),
         ] {
             let error = read("p", &[variable]).unwrap_err();
             assert!(error.contains(words) && error.lines().count() == 1, "{error}");
@@ -203,9 +203,9 @@ mod tests {
         let error = read("--hosts a p", &["PET_NNODES=2"]).unwrap_err();
         assert!(error.contains("cannot be used with") && error.ends_with("(PET_NNODES=2 stands for --nnodes)"), "{error}");
         let error = read("--standalone p", &["PET_NNODES=2", "PET_ROLE=a"]).unwrap().place().unwrap_err();
-        assert!(error.ends_with("it is a job of one host (PET_NNODES=2 stands for --nnodes)"), "{error}");
+        assert!(error.ends_with("leave out one of them (PET_NNODES=2 stands for --nnodes)"), "{error}");
         let error = read("p", &["PET_EVENT_LOG_HANDLER=console"]).unwrap().place().unwrap_err();
-        assert!(error.contains("Python's") && error.contains("PET_EVENT_LOG_HANDLER=console"), "{error}");
+        assert!(error.contains("Python handlers") && error.contains("PET_EVENT_LOG_HANDLER=console"), "{error}");
         assert!(read("p", &["TORCHELASTIC_ENABLE_FILE_TIMER=0", "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT=0"]).is_ok());
     }
 

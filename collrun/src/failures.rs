@@ -1,4 +1,4 @@
-//! How this program reports failures.
+//! Reports failures to the user.
 
 use collectives_launch::{Failure, Refused, say};
 

@@ -47,7 +47,7 @@ fn is_word(text: &str) -> bool {
 }
 
 /// The accepted forms of a host.
-const HOSTS: &str = "host, host:4, user@host, [v6]:4; letters are A-Z, a-z, 0-9 and . _ : -, and - is not the first";
+const HOSTS: &str = "host, host:4, user@host or [v6]:4, in the letters A-Z, a-z, 0-9 and . _ : -, and - not first";
 
 fn count(text: &str) -> Option<u16> {
     text.parse().ok().filter(|count| (1..=4096).contains(count))
@@ -57,7 +57,7 @@ fn count(text: &str) -> Option<u16> {
 fn listed(text: &str) -> Result<Vec<Host>, String> {
     let host = |(place, word): (usize, &str)| {
         let host = Host::read(word.trim());
-        host.ok_or_else(|| format!("--hosts, entry {}: {word:?} is none of: {HOSTS}", place + 1))
+        host.ok_or_else(|| format!("--hosts, entry {}: {word:?} is not a host: expected {HOSTS}", place + 1))
     };
     text.split(',').enumerate().map(host).collect()
 }
@@ -76,11 +76,11 @@ fn of_file(path: &Path) -> Result<Vec<Host>, String> {
         Some(host)
     };
     let hosts = lines.map(|(place, line)| {
-        let wrong = || format!("--hostfile {}, line {}: {line:?} is none of: host slots=4, {HOSTS}", path.display(), place + 1);
+        let wrong = || format!("--hostfile {}, line {}: {line:?} is not a host: expected host slots=4, {HOSTS}", path.display(), place + 1);
         read(line).ok_or_else(wrong)
     });
     let hosts = hosts.collect::<Result<Vec<_>, _>>()?;
-    if hosts.is_empty() { Err(format!("--hostfile {}: there is no host in it", path.display())) } else { Ok(hosts) }
+    if hosts.is_empty() { Err(format!("--hostfile {}: the file contains no host", path.display())) } else { Ok(hosts) }
 }
 
 /// Returns the hosts that the flags name, if any.
@@ -91,16 +91,16 @@ pub(crate) fn named(arguments: &Arguments) -> Result<Option<Vec<Host>>, String> 
         (None, None) => return Ok(None),
     };
     if let Some(other) = hosts.iter().find(|host| host.ranks != hosts[0].ranks) {
-        return Err(format!("{} and {}: every host gets as many ranks", hosts[0].name, other.name));
+        return Err(format!("{} and {}: every host must have the same number of ranks", hosts[0].name, other.name));
     }
     if hosts[0].ranks.is_some() && (arguments.nproc_per_node.is_some() || arguments.np.is_some()) {
-        return Err("the ranks of each host are given twice: by --nproc-per-node or -n, and behind the names of the hosts".to_owned());
+        return Err("the ranks of each host are given twice: by --nproc-per-node or -n, and after the names of the hosts".to_owned());
     }
     if let Some(np) = arguments.np.filter(|_| hosts.len() > 1) {
-        return Err(format!("-n {np}: {COUNTS_ALL}; give --nproc-per-node, or the ranks behind the names of the hosts"));
+        return Err(format!("-n {np}: {COUNTS_ALL}; give --nproc-per-node, or the ranks of each host after its name"));
     }
     if hosts.len() > 4096 {
-        return Err(format!("{} hosts: 4096 are the most", hosts.len()));
+        return Err(format!("{} hosts: at most 4096 are supported", hosts.len()));
     }
     Ok(Some(hosts))
 }

@@ -24,7 +24,7 @@ use collectives_launch::{Asked, Binding, Failure, Job, Logs, Output, Refused, St
 use failures::{tell_user, usage};
 use place::Place;
 
-/// How long the other hosts may take to start, as torchrun allows its ranks.
+/// How long the other hosts may take to start: as long as torchrun allows.
 const PATIENCE: Duration = Duration::from_secs(1800);
 
 fn main() -> ExitCode {
@@ -104,14 +104,14 @@ fn with_limit(error: &collectives::Error) -> String {
     hint.map_or_else(|| error.to_string(), |hint| format!("{error}: {hint}"))
 }
 
-/// Checks that other hosts can reach the store that this host is to serve: on many hosts their own name is the loopback
-/// interface.
+/// Checks that other hosts can reach the store that this host is to serve: many hosts resolve their own name to the
+/// loopback interface.
 fn can_be_reached(arguments: &Arguments, place: &Place) -> Result<(), Refused> {
     let (Some(_), Place::Among { node: 0, address, port }) = (&arguments.controlled, place) else { return Ok(()) };
     match (&**address, *port).to_socket_addrs().ok().and_then(|mut found| found.next()).filter(|found| found.ip().is_loopback()) {
         Some(found) => Err(usage(format!(
-            "the ranks would meet at {address}, which is {} here, where no other host comes: give --master-addr with the address at which \
-             the others reach this host",
+            "the ranks would meet at {address}, which resolves to {} on this host, and no other host can reach that: give --master-addr \
+             with the address at which the others reach this host",
             found.ip()
         ))),
         None => Ok(()),
@@ -150,7 +150,7 @@ fn job(arguments: &Arguments, local_world_size: usize, node: usize) -> Job {
 /// Meets with a new secret, at a store that admits only the ranks of this host.
 fn with_new_secret(place: &Place, hosts: &meeting::Hosts<'_>) -> Result<collectives::Result<(usize, Store)>, Refused> {
     let Place::Alone { .. } = place else {
-        let message = "--secret: the other hosts could not know it; give COLLECTIVES_SECRET or COLLECTIVES_SECRET_FILE on each";
+        let message = "--secret: the other hosts would not have it; set COLLECTIVES_SECRET or COLLECTIVES_SECRET_FILE on each host";
         return Err(usage(message.to_owned()));
     };
     Ok(Secret::random().and_then(Secret::encrypting_if_asked).and_then(|secret| {

@@ -1,4 +1,4 @@
-//! Where the hosts of a job meet, and the number of each.
+//! Lets the hosts of a job meet, and numbers them.
 
 use std::net::ToSocketAddrs as _;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::place::Place;
 /// The hosts of a job.
 pub(crate) struct Hosts<'a> {
     pub(crate) count: usize,
-    /// The job's name: another job at the same address counts its own hosts.
+    /// The job's name. Jobs at the same address count their hosts separately.
     pub(crate) job: &'a str,
     /// How long the others may take to start.
     pub(crate) patience: Duration,
@@ -45,8 +45,8 @@ fn check_reach(address: &str, port: u16) -> Result<()> {
         Some(here) => {
             let what = format!("--master-addr (or --rdzv-endpoint) {address}");
             let reason = format!(
-                "on this host that is {here}, where no other host comes; give the address at which the others reach the host that serves the store, \
-                 or mend /etc/hosts"
+                "on this host it resolves to {here}, which no other host can reach; give the address at which the others reach the \
+                 host that serves the store, or correct /etc/hosts"
             );
             Err(Error::Config { what, reason })
         }
@@ -62,7 +62,10 @@ fn numbered(address: &str, port: u16, secret: Option<&Secret>, hosts: &Hosts<'_>
     let number = usize::try_from(store.add(&format!("collrun/hosts/{}", hosts.job), 1)?).unwrap_or(usize::MAX);
     if number >= hosts.count {
         let what = format!("--rdzv-endpoint {address}:{port}");
-        let reason = format!("all {} hosts of --nnodes are there already, so this one is none of them; is it started twice?", hosts.count);
+        let reason = format!(
+            "all {} hosts of --nnodes have joined already, so this one is one too many; was collrun started twice on a host?",
+            hosts.count
+        );
         return Err(Error::Config { what, reason });
     }
     Ok((number, Store::elsewhere(address, port)))

@@ -1,4 +1,4 @@
-//! mpirun's flags: how the supported ones are read, and what to use instead of the others.
+//! Reads the supported flags of mpirun, and names replacements for the others.
 
 use std::ffi::OsString;
 
@@ -6,7 +6,7 @@ use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Why a count of ranks is not taken as the count on each host.
-pub(crate) const COUNTS_ALL: &str = "mpirun counts the ranks of all hosts together, and there are several";
+pub(crate) const COUNTS_ALL: &str = "mpirun counts the ranks of all hosts together, and this job has several hosts";
 /// mpirun's flags of several letters after one dash.
 const ONE_DASH: [&str; 10] = ["-np", "-wdir", "-chdir", "-host", "-hosts", "-hostfile", "-machinefile", "-ppn", "-npernode", "-bind-to"];
 /// mpirun's flags, and the flags to use instead.
@@ -21,8 +21,8 @@ const FLAGS: [(&str, &str); 8] = [
     ("-x", "--env"),
 ];
 
-/// Gives mpirun's flags two dashes, as the parser would read each letter after one dash as a flag. Leaves the program
-/// and its arguments unchanged.
+/// Gives mpirun's flags two dashes, because the parser would read each letter after one dash as a flag. Leaves the
+/// program and its arguments unchanged.
 pub(crate) fn with_two_dashes(command: &Command, words: &[OsString]) -> Vec<OsString> {
     let mut read = words.to_vec();
     let mut place = 1;
@@ -75,7 +75,7 @@ pub(crate) fn hint(error: &clap::Error, words: &[OsString]) -> Option<String> {
     let known = whole == *wrong;
     let value = value.filter(|value| !value.starts_with('-')).map_or_else(String::new, |value| format!(" {value}"));
     let each = if ours == "--nproc-per-node" { "; it counts the ranks of each host" } else { "" };
-    known.then(|| format!("{whole}{value}: that is mpirun's; give {ours}{value}{each}"))
+    known.then(|| format!("{whole}{value}: this is a flag of mpirun; give {ours}{value}{each}"))
 }
 
 #[cfg(test)]
@@ -92,14 +92,14 @@ mod tests {
     fn flags_of_mpirun_lead_to_ours() {
         let counts = "; it counts the ranks of each host";
         for (line, expected) in [
-            ("-ppn 2 prog", format!("--ppn 2: that is mpirun's; give --nproc-per-node 2{counts}")),
-            ("-N 4 prog", format!("-N 4: that is mpirun's; give --nproc-per-node 4{counts}")),
-            ("-c", format!("-c: that is mpirun's; give --nproc-per-node{counts}")),
-            ("-n 2 -H a,b prog", "-H a,b: that is mpirun's; give --hosts a,b".to_owned()),
-            ("-host a,b prog", "--host a,b: that is mpirun's; give --hosts a,b".to_owned()),
-            ("--host a,b prog", "--host a,b: that is mpirun's; give --hosts a,b".to_owned()),
-            ("--machinefile f prog", "--machinefile f: that is mpirun's; give --hostfile f".to_owned()),
-            ("-x LIBRARY=/a prog", "-x LIBRARY=/a: that is mpirun's; give --env LIBRARY=/a".to_owned()),
+            ("-ppn 2 prog", format!("--ppn 2: this is a flag of mpirun; give --nproc-per-node 2{counts}")),
+            ("-N 4 prog", format!("-N 4: this is a flag of mpirun; give --nproc-per-node 4{counts}")),
+            ("-c", format!("-c: this is a flag of mpirun; give --nproc-per-node{counts}")),
+            ("-n 2 -H a,b prog", "-H a,b: this is a flag of mpirun; give --hosts a,b".to_owned()),
+            ("-host a,b prog", "--host a,b: this is a flag of mpirun; give --hosts a,b".to_owned()),
+            ("--host a,b prog", "--host a,b: this is a flag of mpirun; give --hosts a,b".to_owned()),
+            ("--machinefile f prog", "--machinefile f: this is a flag of mpirun; give --hostfile f".to_owned()),
+            ("-x LIBRARY=/a prog", "-x LIBRARY=/a: this is a flag of mpirun; give --env LIBRARY=/a".to_owned()),
         ] {
             assert_eq!(said(line).unwrap(), expected, "{line}");
         }

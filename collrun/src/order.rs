@@ -1,5 +1,6 @@
-//! What a launcher sends to one that it starts on another host, on standard input: the folder, the command line and the
-//! variables. None of it is on a command line, so no shell reads it, and no list of processes shows a secret.
+//! The order that a launcher sends to the launcher that it starts on another host: the folder, the command line and the
+//! variables. The order is sent on standard input. None of it is on a command line, so no shell interprets it, and no
+//! list of processes shows a secret.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -12,12 +13,12 @@ use collectives_launch::Refused;
 
 use crate::environment;
 
-/// The beginning of an order, which distinguishes another release from a wrong program.
+/// The beginning of an order. Its number changes with the format, so the order of another release is recognised.
 const HEAD: &[u8] = b"collrun order 1";
 /// The longest order: more than a command line and an environment can have together.
 const LONGEST: usize = 16 << 20;
 
-/// What to run.
+/// An order: the folder, the command line and the variables.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Order {
     pub(crate) folder: PathBuf,
@@ -50,10 +51,11 @@ impl Order {
             }
         };
         if word()? != HEAD {
-            return Err(malformed("it is none of this release of collrun"));
+            return Err(malformed("it is not from this release of collrun; install the same one on all hosts"));
         }
         let folder = PathBuf::from(OsString::from_vec(word()?));
-        let count = |word: Vec<u8>| String::from_utf8(word).ok().and_then(|word| word.parse().ok()).ok_or_else(|| malformed("no number"));
+        let count =
+            |word: Vec<u8>| String::from_utf8(word).ok().and_then(|word| word.parse().ok()).ok_or_else(|| malformed("a number is missing"));
         let mut arguments = Vec::new();
         for _ in 0..count(word()?)? {
             arguments.push(OsString::from_vec(word()?));
@@ -83,12 +85,12 @@ fn byte() -> io::Result<u8> {
     }
 }
 
-/// Becomes the launcher that the order on standard input describes.
+/// Replaces this process by the launcher that the order on standard input describes.
 pub(crate) fn follow() -> Refused {
     let refused = |doing: &str, error: io::Error| Refused { message: format!("{doing}: {error}"), code: 1 };
     let order = match Order::decode(byte) {
         Ok(order) => order,
-        Err(error) => return refused("reading what to start", error),
+        Err(error) => return refused("reading the order to start ranks", error),
     };
     if let Err(error) = std::env::set_current_dir(&order.folder) {
         let folder = order.folder.display();
@@ -98,11 +100,11 @@ pub(crate) fn follow() -> Refused {
         Ok(own) => Command::new(own),
         Err(error) => return refused("finding collrun", error),
     };
-    // This host's own variables for launchers are not the user's.
+    // Variables for launchers in this host's own environment do not come from the user.
     for name in environment::names() {
         command.env_remove(name);
     }
-    refused("starting collrun anew", command.args(&order.arguments).envs(order.variables).exec())
+    refused("restarting collrun", command.args(&order.arguments).envs(order.variables).exec())
 }
 
 /// Variables that differ between hosts: a host's address and its identity.
@@ -123,11 +125,11 @@ pub(crate) fn variables(asked: &[String]) -> Result<Vec<(OsString, OsString)>, S
     let mut variables: Vec<_> = std::env::vars_os().filter(|(name, _)| is_ours(name)).collect();
     for word in asked {
         match word.split_once('=') {
-            Some(("", _)) => return Err(format!("--env {word}: a variable has a name")),
+            Some(("", _)) => return Err(format!("--env {word}: the name of the variable is missing")),
             Some((name, value)) => variables.push((name.into(), value.into())),
             None => match std::env::var_os(word) {
                 Some(value) => variables.push((word.into(), value)),
-                None => return Err(format!("--env {word}: it is not set here; give --env {word}=VALUE")),
+                None => return Err(format!("--env {word}: it is not set in this shell; give --env {word}=VALUE")),
             },
         }
     }

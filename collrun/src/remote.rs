@@ -1,5 +1,6 @@
-//! A job on several hosts that is started from one: ssh starts a launcher on each, which reads its order on standard
-//! input. Its output is sent back, signals are sent to it, and if the connection breaks it stops its ranks.
+//! Runs a job on several hosts, started from one of them: ssh starts a launcher on each host, which reads its order
+//! from standard input. The launcher's output is sent back, and signals are sent to it. It stops its ranks if the
+//! connection breaks.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
@@ -23,15 +24,15 @@ use crate::failures::{tell_user, usage};
 use crate::host_list::{self, Host};
 use crate::order::{self, Order};
 
-/// How much longer than their ranks launchers may take before their connections are cut, and then before they are
-/// killed.
+/// How much longer than their ranks launchers may take to end before their connections are cut. After as long again,
+/// they are killed.
 const BEYOND: Duration = Duration::from_secs(5);
 /// How long it may take to forward the remaining output after a connection has ended.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 /// The most hosts that are named.
 const NAMED: usize = 8;
 
-/// What the launchers' threads and the signals report.
+/// An event that a launcher's thread or a signal reports.
 enum Event {
     Ended(usize),
     Failed(Failure),
@@ -76,7 +77,7 @@ fn variables(arguments: &Arguments) -> Result<Vec<(OsString, OsString)>, Refused
     Ok(variables)
 }
 
-/// Returns the command line of a host's launcher: this one's, after the host's place.
+/// Returns the command line of a host's launcher: the host's place, followed by this launcher's command line.
 fn flags(arguments: &Arguments, hosts: &[Host], node: usize, words: &[OsString]) -> Vec<OsString> {
     // There are at most 4096 hosts.
     let number = |count: usize| u16::try_from(count).unwrap_or(u16::MAX);
@@ -100,11 +101,11 @@ fn is_here(host: &str) -> bool {
 /// A host's launcher, or the ssh that runs it.
 struct Launcher {
     child: Child,
-    /// What a thread writes to its standard input: a connection that is not open yet does not accept data.
+    /// The queue of a thread that writes to its standard input: until the connection is open, writing could block.
     input: Option<Sender<Vec<u8>>>,
     /// Whether it ended with exit code 0.
     succeeded: bool,
-    /// Whether it has ended; then its number may be another process's.
+    /// Whether it has ended. If so, its process number may belong to another process.
     ended: bool,
 }
 
@@ -164,7 +165,7 @@ impl<'a> Launchers<'a> {
 
     fn start(&mut self, node: usize, order: &Order, events: &Sender<Event>) -> io::Result<()> {
         let mut command = self.command(&self.hosts[node]);
-        // Its own process group: signals of a terminal arrive only here, and are passed on.
+        // In its own process group, so that a terminal's signals arrive only at this process, which passes them on.
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0).spawn()?;
         let (input, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let pid = Pid::from_child(&child);
@@ -225,7 +226,7 @@ impl<'a> Launchers<'a> {
         if self.arguments.keep_going && self.started.iter().any(|launcher| launcher.succeeded) { 0 } else { self.code.unwrap_or(0) }
     }
 
-    /// Prints which hosts had finished before the failure: the others may have lost their ranks.
+    /// Prints which hosts had finished before the failure: the other hosts may have lost the ranks of these.
     fn say_done(&self) {
         let names: Vec<&str> = self.done.iter().take(NAMED).map(|node| &*self.hosts[*node].name).collect();
         if !names.is_empty() {
@@ -274,16 +275,16 @@ impl<'a> Launchers<'a> {
         let collrun = self.remote_collrun().display();
         let what = match code {
             // ssh's own exit code.
-            255 => format!("the connection to {host} ended ({ended}): can it be reached, and without a password?"),
+            255 => format!("the connection to {host} ended ({ended}): check that it can be reached, without a password"),
             127 => format!(
-                "collrun on {host} ended ({ended}): is {collrun} there? --remote-collrun says where it is, and the program has to be there, too"
+                "collrun on {host} ended ({ended}): {collrun} or the program is missing there; --remote-collrun gives the path of collrun"
             ),
             _ => format!("collrun on {host} ended ({ended})"),
         };
         let others = self.started.iter().any(|launcher| !launcher.ended);
         let then = match (others, self.arguments.keep_going) {
             (false, _) => "",
-            (true, true) => "; the others go on",
+            (true, true) => "; the others continue",
             (true, false) => "; stopping the others",
         };
         say("collrun", &format!("{what}{then}"));
@@ -310,7 +311,7 @@ impl<'a> Launchers<'a> {
                 self.ends.get_or_insert(Instant::now() + grace + BEYOND);
             }
             Request::Kill => {
-                say("collrun", &format!("asked to end once more ({}); killing all ranks", signal_name(signal)));
+                say("collrun", &format!("second request to end ({}); killing all ranks", signal_name(signal)));
                 self.tell(SIGKILL);
                 let soon = Instant::now() + BEYOND;
                 self.ends = Some(self.ends.map_or(soon, |until| until.min(soon)));
@@ -336,7 +337,7 @@ impl<'a> Launchers<'a> {
                 let _ = launcher.child.kill();
                 continue;
             }
-            say("collrun", &format!("{} does not end; cutting the connection", self.hosts[node].name));
+            say("collrun", &format!("{} does not end; closing the connection", self.hosts[node].name));
             // It has not been reaped, so its number is still its own.
             let _ = kill_process(Pid::from_child(&launcher.child), Signal::TERM);
         }

@@ -1,4 +1,4 @@
-// What the tests of all families use: elements drawn from a seed, memory with guards, and the count of what is wrong.
+// Shared by the tests of all families: random elements from a seed, memory with guards, and the count of failures.
 #pragma once
 #include "reference.h"
 
@@ -15,7 +15,7 @@ static uint64_t random_bits() {
     return z ^ z >> 31;
 }
 
-// Half of the elements are any pattern at all, a quarter specials and their neighbours, the rest small numbers.
+// Half of the elements are arbitrary patterns, a quarter special values and their neighbours, a quarter small numbers.
 static uint64_t random_element(const Type &type) {
     uint64_t bits = random_bits(), choice = random_bits() % 4;
     if (choice >= 2) {
@@ -41,7 +41,8 @@ static void write_element(char *at, int bytes, uint64_t bits) {
     std::memcpy(at, &bits, bytes);
 }
 
-// Memory of exactly this size, `offset` bytes past a multiple of 64, so that the address sanitizer sees the first byte beyond.
+// Memory of exactly this size, `offset` bytes past a multiple of 64. The address sanitizer detects the first byte
+// beyond.
 struct Memory {
     char *block;
     char *data;

@@ -1,5 +1,5 @@
-// What the kernels are compared with: one element at a time, from the definitions of the types and operations. Nothing here is
-// shared with the kernels.
+// The reference for the kernels: one element at a time, from the definitions of the types and operations. It shares
+// nothing with the kernels.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -10,7 +10,7 @@
 
 enum class Kind { Signed, Unsigned, Float };
 
-// A type by its definition. `exponent` counts the exponent's bits; `has_infinity` is false for e4m3 alone.
+// The definition of a type. `exponent` is the number of exponent bits. `has_infinity` is false only for e4m3.
 struct Type {
     std::string name;
     Kind kind;

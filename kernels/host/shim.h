@@ -1,4 +1,4 @@
-// Stands in for the device compiler, so that the kernels run as plain C++ under the sanitizers: built-in variables, built-in
+// Replaces the device compiler, so that the kernels run as plain C++ under the sanitizers: built-in variables, built-in
 // functions, and memory access that checks its alignment.
 #pragma once
 #include <atomic>
@@ -24,7 +24,7 @@ struct Index {
     unsigned x;
 };
 inline thread_local Index threadIdx, blockIdx, blockDim, gridDim;
-// Set while the threads of a block really run side by side.
+// Set while the threads of a block run concurrently.
 inline std::barrier<> *block_barrier = nullptr;
 inline void __syncthreads() {
     block_barrier->arrive_and_wait();
@@ -83,7 +83,7 @@ template <int Width> inline void store(char *at, const Chunk<Width> &chunk) {
     std::memcpy(at, chunk.word, Width);
 }
 
-// Runs a kernel one thread after another: right for what has no barrier.
+// Runs a kernel one thread after another, which is right for kernels without a barrier.
 template <class F> void launch(unsigned grid, unsigned block, F kernel) {
     gridDim.x = grid;
     blockDim.x = block;
@@ -94,7 +94,7 @@ template <class F> void launch(unsigned grid, unsigned block, F kernel) {
     }
 }
 
-// Runs a kernel with the threads of each block side by side, block after block.
+// Runs a kernel block after block, with the threads of each block running concurrently.
 template <class F> void launch_together(unsigned grid, unsigned block, F kernel) {
     for (unsigned b = 0; b < grid; b++) {
         std::barrier<> barrier(block);

@@ -7,7 +7,7 @@
 #include "../premul.cu"
 #include "../check.cu"
 
-// Made by the script `test`: users' kernels of expressions that a built-in fold has, too.
+// Written by the script `test`: user kernels whose expressions do what a built-in fold does.
 #include "users.h"
 
 #include "checks.h"
@@ -92,7 +92,7 @@ static void check_folds() {
                     c.own_index = variant % 3 == 0 ? 0xffffffffu : variant == 1 ? n - 1 : (unsigned)(dice >> 16) % n;
                     c.in_place = variant != 2;
                     c.divisor = variant < 4 ? n : divisors[(dice >> 24) % 6];
-                    // Two variants are aligned, two agree at an odd start, two are as they fall.
+                    // Two variants are aligned, two have the same odd offset, two have random offsets.
                     uint64_t shift = variant < 2 ? 0 : 1 + (dice >> 32) % 15;
                     c.inputs_shift = c.own_shift = c.output_shift = shift;
                     c.gap = (64 - count % 64) % 64;
@@ -132,7 +132,7 @@ static void check_scale(const char *name, ScaleKernel *kernel) {
 
 static void check_premul(const char *name, PremulKernel *kernel) {
     const Type &type = type_named(name);
-    // The scalars with 1e-12 are next to a tie of a narrow type, nearer than an f32 can tell.
+    // The scalars with 1e-12 are closer to a tie of a narrow type than an f32 can represent.
     const double scalars[] = {0.3, -2.0, 0.0, 1.0625 + 1e-12, 1.125 - 1e-12, 1e30, 1e300, -1e-300, INFINITY, NAN, 3e-8};
     for (uint64_t count : {0, 1, 7, 8, 9, 1000, 70001}) {
         for (int variant = 0; variant < 4; variant++) {
@@ -158,7 +158,7 @@ static void check_premul(const char *name, PremulKernel *kernel) {
     }
 }
 
-// Truth values stay, every other byte becomes 1, and nothing beside them is touched.
+// Truth values stay unchanged, every other byte becomes 1, and no byte around them is written.
 static void check_truth() {
     for (uint64_t count : {0, 1, 7, 15, 16, 17, 31, 32, 33, 1000, 70001}) {
         for (uint64_t shift : {0, 1, 5, 15, 16}) {
@@ -229,7 +229,7 @@ static void check_quotient(float got, float expected, const char *what, uint32_t
     expect(same, what + std::to_string(n), bits, bits_of(got), bits_of(expected));
 }
 
-// The divisions against the processor's, over the patterns that matter and any others.
+// Compares the divisions with the processor's, over patterns that matter and random ones.
 static void check_division() {
     for (int i = 0; i < 3000; i++) {
         uint32_t n = i < 600 ? i + 1 : i < 640 ? QUICK_DIVISOR - (i - 600) : 1 + (uint32_t)(random_bits() % QUICK_DIVISOR);
@@ -238,7 +238,7 @@ static void check_division() {
             uint64_t dice = random_bits();
             uint32_t bits = (uint32_t)dice;
             if (k % 3 == 0) {
-                // Subnormals, and what becomes one: ties lie here.
+                // Subnormals, and values whose quotients are subnormal: ties occur here.
                 bits = (bits & 0x80000000u) | (uint32_t)((dice >> 32) % ((uint64_t)n * (k % 2 ? 64 : 1u << 22)) & 0x7fffffffu);
             }
             float value = float_of(bits), expected = value / (float)n, quick, coarse;
@@ -246,7 +246,7 @@ static void check_division() {
             if (!divide_quickly<true>(value, by, quick)) {
                 check_quotient(quick, expected, "quick division by ", n, bits);
             }
-            // What is tiny may be any tiny number here: it rounds to the same half.
+            // A tiny quotient may be any tiny number here, because all round to the same half.
             if (!divide_quickly<false>(value, by, coarse)) {
                 bool same = float_to_half(coarse) == float_to_half(expected);
                 expect(same, "coarse division by " + std::to_string(n), bits, bits_of(coarse), bits_of(expected));

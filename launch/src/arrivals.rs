@@ -1,5 +1,5 @@
-//! What a launcher prints while it waits for other hosts: the first host which hosts are missing, the others why they
-//! cannot reach it.
+//! Prints messages while a launcher waits for other hosts. The first host prints which hosts are missing, and the
+//! others print why they cannot reach the first.
 
 use std::fmt;
 use std::net::ToSocketAddrs as _;
@@ -112,7 +112,7 @@ impl Arrivals {
     }
 
     fn all(&self) -> String {
-        format!("all {} nodes have come", self.nodes)
+        format!("all {} nodes have connected", self.nodes)
     }
 
     fn line(&self, missing: &[usize], elapsed: Duration) -> String {
@@ -122,7 +122,7 @@ impl Arrivals {
         }
         let (nodes, whose) = if missing.len() == 1 { ("node", "its launcher has") } else { ("nodes", "their launchers have") };
         let (count, place, seconds) = (self.nodes, &self.place, elapsed.as_secs_f64());
-        format!("waiting for {nodes} {names} of {count} (numbered from 0): {whose} not come to {place} in {seconds:.0} s")
+        format!("waiting for {nodes} {names} of {count} (numbered from 0): {whose} not connected to {place} in {seconds:.0} s")
     }
 }
 
@@ -167,8 +167,8 @@ impl Place {
 
     /// Serves the store if no host serves it yet, else connects to the host that does.
     ///
-    /// If two sockets listen on one port at the same moment, Linux may refuse both, and a server may just have ended. A
-    /// host that reaches no server therefore tries to serve again.
+    /// A host that reaches no server tries to serve again. The last server may just have ended. Or two hosts tried to
+    /// listen on one port at the same moment, for which Linux may refuse both.
     pub(super) fn serve_or_reach(&self, name: &str, patience: Duration) -> Result<Found> {
         let mut longest = LEAST_LIMIT;
         let next = || match self.serve() {
@@ -235,13 +235,14 @@ fn retried<T, E>(
 }
 
 impl JobStore {
-    /// Serves the job's store if no host serves it yet, as [`serve`](Self::serve), else connects to the server. Gives
-    /// up after `patience`. Prints the reason for a delay to standard error, after `name`: after ten seconds, then at
-    /// growing intervals.
+    /// Serves the job's store, as [`serve`](Self::serve) does, if no host serves it yet; otherwise connects to the
+    /// server. Gives up after `patience`. Prints the reason for a delay to standard error, preceded by `name`: after
+    /// ten seconds, then at growing intervals.
     ///
     /// # Errors
     ///
-    /// Those of [`TcpStore::connect`], and a failure to listen, unless the address is another host's or taken.
+    /// The errors of [`TcpStore::connect`], and a failure to listen, unless the address belongs to another host or is
+    /// in use.
     pub fn serve_or_reach(name: &str, address: &str, port: u16, secret: Option<&Secret>, patience: Duration) -> collectives::Result<Found> {
         Place { address: address.to_owned(), port, secret: secret.cloned() }.serve_or_reach(name, patience)
     }
@@ -276,13 +277,13 @@ mod tests {
         assert_eq!(arrivals.wait(seconds(9), seconds(5)), seconds(1));
         assert_eq!(arrivals.look(&store, seconds(9)).unwrap(), None);
         let said = arrivals.look(&store, seconds(10)).unwrap().unwrap();
-        assert_eq!(said, "waiting for nodes 1, 2 of 3 (numbered from 0): their launchers have not come to 10.0.0.1:29500 in 10 s");
+        assert_eq!(said, "waiting for nodes 1, 2 of 3 (numbered from 0): their launchers have not connected to 10.0.0.1:29500 in 10 s");
         Arrivals::announce(&store, 2).unwrap();
         assert_eq!(arrivals.look(&store, seconds(29)).unwrap(), None);
         let said = arrivals.look(&store, seconds(30)).unwrap().unwrap();
-        assert!(said.starts_with("waiting for node 1 of 3 (numbered from 0): its launcher has not come"), "{said}");
+        assert!(said.starts_with("waiting for node 1 of 3 (numbered from 0): its launcher has not connected"), "{said}");
         Arrivals::announce(&store, 1).unwrap();
-        assert_eq!(arrivals.look(&store, seconds(31)).unwrap().unwrap(), "all 3 nodes have come");
+        assert_eq!(arrivals.look(&store, seconds(31)).unwrap().unwrap(), "all 3 nodes have connected");
         assert_eq!((31..2000).find_map(|second| arrivals.look(&store, seconds(second)).unwrap()), None);
     }
 
@@ -305,7 +306,7 @@ mod tests {
     fn what_keeps_a_host_from_the_first_one_is_said_until_patience_ends() {
         let (now, said) = (Cell::new(Duration::ZERO), RefCell::new(Vec::new()));
         let refused = |limit: Duration| -> Result<()> {
-            assert!(limit <= SILENCE, "whoever wants to know no more is heard in time");
+            assert!(limit <= SILENCE, "a caller that gives up is noticed in time");
             now.set(now.get() + limit);
             Err(Error::Timeout { doing: "connecting".to_owned(), elapsed: limit, missing: vec![], arrived: vec![], meanwhile: vec![] })
         };

@@ -28,8 +28,9 @@ impl Files {
         Ok(Self { folder, _removed: None })
     }
 
-    /// Creates a folder for error files alone, if there is a writable place. A job can run without, as in a container
-    /// with a read-only file system. The text reports where the folder is if not at the usual place.
+    /// Creates a folder for error files alone, if there is a writable place. A job can run without one, as in a
+    /// container with a read-only file system. If the folder is not in the usual place, the returned text says where it
+    /// is, or why there is none.
     fn removed() -> (Option<Self>, Option<String>) {
         let (usual, shared) = (std::env::temp_dir(), Path::new("/dev/shm"));
         let made = |base: &Path| {
@@ -40,18 +41,20 @@ impl Files {
             Ok(files) => return (Some(files), None),
             Err(error) => error,
         };
-        let why = format!("no folder can be made in {} ({error}; TMPDIR names another one)", usual.display());
+        let why = format!("no folder can be created in {} ({error}; set TMPDIR to another one)", usual.display());
         match made(shared) {
             Ok(files) => {
                 let said = format!("{why}: the ranks' error files are in {} while they run", files.folder.display());
                 (Some(files), Some(said))
             }
-            Err(_) => (None, Some(format!("{why}, nor in {}: ranks have no error files to say why they fail", shared.display()))),
+            Err(_) => {
+                (None, Some(format!("{why}, nor in {}: ranks have no error files in which to write why they failed", shared.display())))
+            }
         }
     }
 }
 
-/// What all attempts of a job share.
+/// The state that all attempts of a job share.
 struct Attempts<'a> {
     name: &'a str,
     job: &'a Job,
@@ -72,10 +75,10 @@ pub(super) fn run(name: &str, job: &Job, store: &Store, secret: Option<&Secret>)
     on_signals(&job.signals, move |signal| signals.send(Event::Signal(signal)).is_ok())
         .map_err(failed("waiting for signals".to_owned()))?;
     if job.controlled {
-        super::control::listen(&sender).map_err(failed("listening to the launcher that started this one".to_owned()))?;
+        super::control::listen(&sender).map_err(failed("starting to read from the launcher that started this one".to_owned()))?;
     }
     if job.output == Output::FirstRank {
-        super::broken_pipe::listen(&sender).map_err(failed("waiting for ranks whose output nobody reads".to_owned()))?;
+        super::broken_pipe::listen(&sender).map_err(failed("waiting for SIGPIPE from ranks".to_owned()))?;
     }
     let (files, said) = match &job.log_folder {
         Some(base) => {
@@ -89,10 +92,7 @@ pub(super) fn run(name: &str, job: &Job, store: &Store, secret: Option<&Secret>)
     said.iter().for_each(|said| say(name, said));
     let guardian = Guardian::start().inspect_err(|error| {
         let why = limits::explained(error);
-        say(
-            name,
-            &format!("should {name} be killed, programs that ranks have started may live on, as nobody can be started to watch: {why}"),
-        );
+        say(name, &format!("cannot start the process that watches {name}: {why}; if {name} is killed, programs of ranks may keep running"));
     });
     let hosts = (job.nodes > 1).then(|| Hosts {
         name: name.to_owned(),
@@ -111,9 +111,9 @@ impl Attempts<'_> {
             events = left;
             let may_restart = attempt < self.job.most_restarts && outcome.code != 0 && !outcome.interrupted;
             if may_restart {
-                let cause = outcome.failure.as_ref().map_or_else(String::new, |failure| format!(", since failed {failure}"));
+                let cause = outcome.failure.as_ref().map_or_else(String::new, |failure| format!(", after a failure: {failure}"));
                 let next = attempt + 1;
-                say(self.name, &format!("starting all ranks anew, {next} of {}{cause}", self.job.most_restarts));
+                say(self.name, &format!("restarting all ranks, {next} of {}{cause}", self.job.most_restarts));
                 continue;
             }
             return Ok(End { code: outcome.code, failure: outcome.failure });
@@ -160,7 +160,7 @@ impl Attempts<'_> {
             child::spawn(self.job, self.store, &place, ends, line).map_err(|error| child::refused(&self.job.program, rank, &error))?;
         let pipes = (child.stdout.take(), child.stderr.take());
         supervisor.watch(rank, local_rank, place.error_file, child).map_err(|error| refused("watching", error))?;
-        forwarders.attach(&child::prefix(self.job, local_rank), copies, pipes).map_err(|error| refused("carrying the output of", error))
+        forwarders.attach(&child::prefix(self.job, local_rank), copies, pipes).map_err(|error| refused("forwarding the output of", error))
     }
 
     /// Makes the folder of a rank's files. Without one the rank has no error file, and still runs.

@@ -1,4 +1,4 @@
-//! Which processors each rank of this host is bound to.
+//! Chooses the processors to which each rank of this host is bound.
 //!
 //! Two ranks that may run anywhere can share one core permanently: each sleeps while the other works, so the system
 //! sees no reason to separate them. Ranks are therefore bound if there is a core for each of them. The names are
@@ -12,7 +12,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::topology::{Core, Topology, listed, permitted};
 
-/// What a rank is bound to.
+/// The kind of processors to which a rank is bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bind {
     /// Nothing: the rank may use every processor that this process may use.
@@ -34,7 +34,7 @@ impl FromStr for Bind {
             "core" => Ok(Self::Core),
             "cache" | "l3cache" => Ok(Self::Cache),
             "numa" => Ok(Self::Numa),
-            _ => Err("there are none, core, cache (also l3cache) and numa".to_owned()),
+            _ => Err("expected none, core, cache (or l3cache) or numa".to_owned()),
         }
     }
 }
@@ -55,7 +55,7 @@ impl fmt::Display for Bind {
 pub enum Asked {
     /// None: ranks get cores if there are enough, else no binding.
     Nothing,
-    /// This, or an error.
+    /// This binding; it is an error if it is not possible.
     For(Bind),
     /// A core each; ranks share cores in turns if there are too few.
     CoresInTurns,
@@ -70,21 +70,21 @@ pub enum Width {
     Share,
 }
 
-/// What the ranks of this host are bound to.
+/// The processors to which the ranks of this host are bound.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Binding {
     /// The kind of binding.
     pub to: Bind,
     /// The processors of each rank, in ascending order; empty if ranks are not bound.
     pub processors: Vec<Vec<usize>>,
-    /// Why ranks are not bound, if the command line did not ask for that.
+    /// Why ranks are not bound, unless the command line asked for that.
     pub why_none: Option<String>,
-    /// Whether the command line asked for it: then a rank that cannot be bound is an error.
+    /// Whether the command line asked for the binding. If so, it is an error if a rank cannot be bound.
     pub is_asked: bool,
 }
 
 impl Binding {
-    /// Makes no binding; `why` is the reason if the command line did not ask for that.
+    /// Makes no binding. `why` is the reason, or `None` if the command line asked for that.
     pub fn none(why: Option<String>) -> Self {
         Self { to: Bind::None, processors: vec![], is_asked: why.is_none(), why_none: why }
     }
@@ -93,12 +93,12 @@ impl Binding {
     ///
     /// # Errors
     ///
-    /// A sentence that gives the reason why the requested binding is impossible.
+    /// If the requested binding is impossible: a sentence that gives the reason.
     pub fn here(asked: Asked, width: Width, ranks: usize) -> Result<Self, String> {
         if asked == Asked::For(Bind::None) {
             return Ok(Self::none(None));
         }
-        let permitted = permitted().map_err(|error| format!("the system does not say which processors may be used: {error}"));
+        let permitted = permitted().map_err(|error| format!("reading which processors may be used: {error}"));
         match (permitted, asked) {
             (Err(why), Asked::Nothing) => Ok(Self::none(Some(why))),
             (Err(why), _) => Err(why),
@@ -181,7 +181,7 @@ pub fn told(to: &str, why_none: Option<&str>, first: usize, lists: &[String]) ->
 
 fn too_few(count: usize, what: &str, ranks: usize) -> String {
     let plural = |count: usize| if count == 1 { "" } else { "s" };
-    format!("{ranks} rank{} and {count} {what}{} that may be used", plural(ranks), plural(count))
+    format!("{ranks} rank{}, but only {count} {what}{} may be used", plural(ranks), plural(count))
 }
 
 /// Gives each rank `count` cores. As few ranks as possible get cores of several caches.
@@ -299,9 +299,9 @@ mod tests {
     fn too_few_cores_are_no_binding_or_an_error() {
         let topology = regular(4, 2, 4, 1, &[0, 4]);
         let binding = Binding::of(&topology, Asked::Nothing, Width::One, 2).unwrap();
-        assert_eq!(binding.told(0), "none (2 ranks and 1 core that may be used)");
+        assert_eq!(binding.told(0), "none (2 ranks, but only 1 core may be used)");
         let refusal = Binding::of(&topology, Asked::For(Bind::Core), Width::Share, 2).unwrap_err();
-        assert_eq!(refusal, "--bind core: 2 ranks and 1 core that may be used; start fewer ranks, or give --bind none");
+        assert_eq!(refusal, "--bind core: 2 ranks, but only 1 core may be used; start fewer ranks, or give --bind none");
         let turns = Binding::of(&regular(2, 1, 2, 1, &all(2)), Asked::CoresInTurns, Width::One, 5).unwrap();
         assert_eq!(turns.processors, [[0], [1], [0], [1], [0]]);
         assert_eq!(Binding::of(&topology, Asked::For(Bind::None), Width::One, 9).unwrap().told(0), "none");

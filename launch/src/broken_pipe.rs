@@ -1,5 +1,5 @@
-//! The end of a program whose output no process reads any more, as in `collperf … | head`: without messages, and with
-//! all its ranks.
+//! Ends a program whose output no process reads any more, as in `collperf … | head`. All its ranks end too, and no
+//! messages are printed.
 
 use std::io;
 use std::process::exit;
@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const CODE: i32 = 128 + SIGPIPE;
 
 /// Ends this process because its output is not read any more. A rank that writes to its launcher's standard output
-/// (`is_rank`) first asks the launcher to end all ranks at once, since the others would report that it is lost.
+/// (`is_rank`) first asks the launcher to end all ranks at once: otherwise the others would report that it is lost.
 pub fn end_unread(is_rank: bool) -> ! {
     if let Some(launcher) = getppid().filter(|_| is_rank) {
         // If the launcher is gone, the kernel kills this rank.

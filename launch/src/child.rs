@@ -33,8 +33,8 @@ pub(super) struct Place {
     pub(super) error_file: Option<PathBuf>,
 }
 
-/// Starts the rank in its own process group, so that signals reach all that it starts, and registers the group with the
-/// guardian, if there is one. Returns also the files to which its output is copied.
+/// Starts the rank in its own process group, so that signals reach all processes that it starts. Registers the group
+/// with the guardian, if there is one. Also returns the files to which the rank's output is copied.
 pub(super) fn spawn(
     job: &Job,
     store: &Store,

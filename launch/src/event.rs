@@ -38,6 +38,6 @@ impl Settled {
             return Self::Done;
         }
         let failure = serde_json::from_slice(value).map(Self::Failed);
-        failure.unwrap_or_else(|error| Self::Lost(format!("what another host said is no failure: {error}")))
+        failure.unwrap_or_else(|error| Self::Lost(format!("another host sent an invalid report of a failure: {error}")))
     }
 }

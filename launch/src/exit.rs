@@ -1,4 +1,4 @@
-//! How a process ended, and the wait for its end.
+//! Waits for the end of a process, and describes how it ended.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! How a rank failed and why. Ranks write the reason to error files, in the format of PyTorch's agents.
+//! Describes how a rank failed and why. Ranks write the reason to error files, in the format of PyTorch's agents.
 
 use std::fmt;
 use std::io::Read;
@@ -56,7 +56,7 @@ impl Failure {
         self
     }
 
-    /// Reads what [`Failure::to_json`] returned; `None` if it is something else.
+    /// Reads the text that [`Failure::to_json`] returned; returns `None` for any other text.
     #[must_use]
     pub fn from_json(text: &[u8]) -> Option<Self> {
         serde_json::from_slice(text).ok()
@@ -78,7 +78,7 @@ impl fmt::Display for Failure {
         if done_before.len() > NAMED {
             names += &format!(" and {} more", done_before.len() - NAMED);
         }
-        write!(f, "\n  {ranks} {names} had ended before with exit code 0: if it needed {them}, that is the cause")
+        write!(f, "\n  {ranks} {names} had ended before with exit code 0: if the failed rank needed {them}, that is the cause")
     }
 }
 
@@ -187,7 +187,7 @@ mod tests {
     fn ranks_that_had_succeeded_before_are_named() {
         let failure = |done_before| Failure { done_before, ..Failure::from_json(WITHOUT_LATER_FIELDS).unwrap() };
         let last = |done| failure(done).to_string().lines().last().unwrap().to_owned();
-        assert_eq!(last(vec![2]), "  rank 2 had ended before with exit code 0: if it needed it, that is the cause");
+        assert_eq!(last(vec![2]), "  rank 2 had ended before with exit code 0: if the failed rank needed it, that is the cause");
         let many = last((0..20).collect());
         assert!(many.starts_with("  ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more had ended before with exit code 0: "), "{many}");
         assert_eq!(failure(vec![4, 2]).and_done_before([3, 2]).done_before, [2, 3, 4]);

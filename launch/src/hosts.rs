@@ -1,5 +1,5 @@
-//! What the launchers of a job's hosts exchange through its store: that an attempt has failed, and why, or that all
-//! ranks have succeeded.
+//! Exchanges the results of attempts between the launchers of a job's hosts, through its store: that an attempt has
+//! failed, and why, or that all ranks have succeeded.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

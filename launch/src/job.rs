@@ -1,4 +1,4 @@
-//! What a job is, and how it ended.
+//! A job, and how it ended.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -32,20 +32,20 @@ pub struct Job {
     pub run_id: Option<String>,
     /// The role of all ranks (`ROLE_NAME`).
     pub role: String,
-    /// What each rank is bound to before its program begins.
+    /// The processors to which each rank is bound before its program begins.
     pub binding: Binding,
-    /// Whether each rank sees only one device, as the first one, with local rank 0.
+    /// Whether each rank sees only its own device, as its first one, and has local rank 0.
     pub virtual_local_rank: bool,
-    /// Where the ranks' output goes.
+    /// The destination of the ranks' output.
     pub output: Output,
     /// Which output goes to files.
     pub logs: Logs,
-    /// The folder in which the job makes its own folder for log files and error files. If `None`, error files lie in a
-    /// folder that is removed at the end, or there are none if it cannot be made.
+    /// The folder in which the job makes its own folder for log files and error files. If `None`, error files are in a
+    /// folder that is removed at the end. If that folder cannot be made, there are none.
     pub log_folder: Option<PathBuf>,
     /// The text before each line, with `${role_name}`, `${local_rank}`, `${rank}` and `${hostname}` filled in.
     pub prefix: String,
-    /// The signals that are passed on to the ranks, unless they were ignored.
+    /// The signals that are passed on to the ranks, unless this process was started to ignore them.
     pub signals: Vec<i32>,
     /// How long ranks may take to stop, after another rank failed, before they are killed.
     pub grace: Duration,
@@ -58,8 +58,8 @@ pub struct Job {
     pub controlled: bool,
     /// How often all ranks of all hosts are restarted after a failure.
     pub most_restarts: u32,
-    /// An exit code with which a rank reports a result rather than a failure. It becomes the job's, and the other ranks
-    /// continue.
+    /// An exit code with which a rank reports a result rather than a failure. It becomes the job's exit code, and the
+    /// other ranks continue.
     pub verdict: Option<u8>,
     /// The exit code of ranks whose call failed, often because another rank is gone. Such a rank counts as the first
     /// failure only if no other rank failed.
@@ -109,7 +109,7 @@ impl Job {
 /// Why a job could not be started, and the exit code for that.
 #[derive(Debug)]
 pub struct Refused {
-    /// What went wrong.
+    /// The error message.
     pub message: String,
     /// The code that shells use: 127 for a program that is not found, 126 for one that cannot be run, else 1.
     pub code: u8,

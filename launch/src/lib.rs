@@ -37,11 +37,13 @@ pub use store::{Found, Store};
 pub use terminal::{Stream, Writer, say};
 
 /// Starts the job's ranks and waits for all of them; after a failure restarts them, as often as the job allows. `name`
-/// is the program's, and stands before each message on standard error. `secret` is the store server's, if it has one.
+/// is the program's name, which precedes each message on standard error. `secret` is the store server's secret, if it
+/// has one.
 ///
-/// Must be called on a thread that lives as long as the process: the ranks die with it. The program must call [`guard`]
-/// first of all, and exit if that returns `true`. From here on the job's signals are passed on to the ranks, unless
-/// they were ignored. Costs a process and up to three threads for each rank, and one more process.
+/// Must be called on a thread that lives as long as the process: the ranks are killed when that thread ends. The
+/// program must call [`guard`] first of all, and exit if that returns `true`. From this call on, the job's signals are
+/// passed on to the ranks, unless this process was started to ignore them. Costs a process and up to three threads for
+/// each rank, and one more process.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! Which limit kept a process, a thread or a file from being made, and what to do about it.
+//! Finds which limit prevented a process, a thread or a file from being created, and says what to do about it.
 
 use std::io;
 use std::path::Path;
@@ -29,14 +29,14 @@ fn of_processes() -> String {
     let limits: Vec<String> = group.into_iter().chain(user).collect();
     let limits = if limits.is_empty() { "memory, or the kernel's threads-max or pid_max".to_owned() } else { limits.join(", ") };
     format!(
-        "no more processes and threads can be made here ({limits}); a rank takes a process and up to three threads of its launcher, \
-         besides its own: raise the limit (of a container: --pids-limit, podPidsLimit), or start fewer ranks"
+        "no more processes and threads can be created here ({limits}); besides its own threads, each rank needs a process and up to \
+         three threads of its launcher: raise the limit (of a container: --pids-limit, podPidsLimit), or start fewer ranks"
     )
 }
 
 fn of_files() -> String {
     let most = getrlimit(Resource::Nofile).current.map_or_else(|| "high".to_owned(), |most| most.to_string());
-    format!("RLIMIT_NOFILE (ulimit -n) is {most}, and a rank takes two to four files of its launcher: raise it, or start fewer ranks")
+    format!("RLIMIT_NOFILE (ulimit -n) is {most}, and the launcher needs two to four files for each rank: raise it, or start fewer ranks")
 }
 
 /// Returns the lowest process limit of this process's control groups, and the file that contains it.
@@ -56,7 +56,7 @@ fn folder(line: &str) -> Option<(&'static str, String)> {
     }
 }
 
-/// Returns the limits of a group and of its ancestors. A container may see only its own, at the top.
+/// Returns the limits of a group and of its ancestors. A container may see only its own limit, at the top.
 fn limits(base: &'static str, path: &str) -> Vec<(String, u64)> {
     let around = Path::new(path).ancestors();
     let files = around.map(|group| format!("{base}{}/pids.max", group.to_string_lossy().trim_end_matches('/')));

@@ -21,7 +21,7 @@ const PARTIAL: Duration = Duration::from_millis(100);
 /// How long to wait, once all ranks have ended, for output that a process they left behind still holds open.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// Where the ranks' output goes on the terminal.
+/// How the ranks' output is shown on the terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Output {
     /// Each line with the job's prefix before it, on the stream it was written to.
@@ -56,7 +56,7 @@ impl FromStr for Streams {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong =
-            || format!("{text:?} is none of 0 (none), 1 (stdout), 2 (stderr), 3 (both), or a list of those by local rank, as 0:1,1:2");
+            || format!("{text:?}: expected 0 (none), 1 (stdout), 2 (stderr), 3 (both), or a list of these by local rank, as in 0:1,1:2");
         let streams = |text: &str| text.parse().ok().filter(|streams| *streams <= 3).ok_or_else(wrong);
         if !text.contains(':') {
             return Ok(Self { all: streams(text)?, of_rank: vec![] });
@@ -81,7 +81,7 @@ pub struct Logs {
     pub shown: Option<Vec<usize>>,
 }
 
-/// Where one stream of a rank goes.
+/// The destinations of one stream of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Way {
     file: bool,

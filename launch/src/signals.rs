@@ -11,7 +11,7 @@ use signal_hook::iterator::Signals;
 /// group.
 const ONE_PRESS: Duration = Duration::from_millis(50);
 
-/// What a signal requests besides being passed on.
+/// The request of a signal, which is also passed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
     /// Nothing.
@@ -29,8 +29,8 @@ pub struct Interrupts {
 }
 
 impl Interrupts {
-    /// Records a signal and returns its request. The second Ctrl-C kills. A second SIGTERM does not, since schedulers
-    /// repeat it.
+    /// Records a signal and returns what it requests. The second Ctrl-C kills. A second SIGTERM does not, since
+    /// schedulers repeat it.
     pub fn heard(&mut self, signal: i32, now: Instant) -> Request {
         match (signal, self.first) {
             (SIGKILL, _) => Request::Kill,
@@ -59,7 +59,7 @@ pub fn signal_name(signal: i32) -> &'static str {
 ///
 /// # Errors
 ///
-/// If a signal cannot be caught, or no thread started.
+/// If a signal cannot be caught, or the thread cannot be started.
 pub fn on_signals(signals: &[i32], heard: impl Fn(i32) -> bool + Send + 'static) -> io::Result<()> {
     let ignored = ignored_signals();
     // A launcher under nohup ignores SIGHUP, and keeps ignoring it.

@@ -24,7 +24,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// Those of [`Store::serve`].
+    /// The errors of [`Store::serve`].
     pub fn local(secret: Option<&Secret>) -> collectives::Result<Self> {
         Self::serve(&IpAddr::V4(Ipv4Addr::LOCALHOST).to_string(), 0, secret)
     }

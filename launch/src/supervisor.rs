@@ -1,7 +1,7 @@
 //! Watches the ranks: how they end, which signals arrive, and when their grace period is over.
 //!
-//! A rank that has ended stays a zombie until all have ended, so that its process group's number is not reused before
-//! the group is signalled.
+//! A rank that has ended stays a zombie until all have ended. So its process group's number is not reused before the
+//! group is signalled.
 
 use std::io;
 use std::path::PathBuf;
@@ -31,7 +31,7 @@ pub(super) struct Outcome {
     pub(super) code: u8,
     /// The rank that failed first, here or on another host.
     pub(super) failure: Option<Failure>,
-    /// Whether a signal ended it; then it is not restarted.
+    /// Whether a signal ended it. If so, the job is not restarted.
     pub(super) interrupted: bool,
 }
 
@@ -194,7 +194,7 @@ impl<'a> Supervisor<'a> {
             Settled::Failed(failure) => Some(format!("rank {} on {} failed with {}", failure.rank, failure.host, failure.ended)),
             // Without restarts, the store's host may finish before this one.
             Settled::Lost(_) if self.job.most_restarts == 0 => return,
-            Settled::Lost(words) => Some(format!("the launcher that serves the store is gone: {words}")),
+            Settled::Lost(words) => Some(format!("lost the launcher that serves the store: {words}")),
         };
         let is_first = self.failure.is_none();
         (self.settled, self.settled_at) = (Some(settled), nanoseconds(SystemTime::now()));
@@ -223,7 +223,7 @@ impl<'a> Supervisor<'a> {
         let follows = was_stopped || (was_interrupted && self.has_ended_one());
         if !self.is_ours(exit) && !follows {
             let stopping = match (left, self.job.keep_going) {
-                (1.., true) => "; the others go on",
+                (1.., true) => "; the others continue",
                 (1.., false) if stops => "; stopping the others",
                 _ => "",
             };
@@ -263,8 +263,9 @@ impl<'a> Supervisor<'a> {
     }
 
     /// Returns the rank of this host that failed first, by the time at which it wrote its error or ended. Only ranks
-    /// count that failed by themselves or wrote an error. Ranks that panicked or were killed come before those that
-    /// exited with another code and without an error: these may have lost the former, and a panic takes longer to end.
+    /// that failed by themselves or wrote an error count. Ranks that panicked or were killed come before ranks that
+    /// exited with another code and no error. The latter may have failed because they lost the former, even if they
+    /// ended earlier: a panic takes longer to end.
     fn first_failure(&self) -> Option<Failure> {
         let failed = self.ranks.iter().filter_map(|watched| {
             let exit = watched.exit.filter(|exit| !exit.is_success() && Some(*exit) != self.verdict)?;
@@ -283,7 +284,7 @@ impl<'a> Supervisor<'a> {
         failed.min_by_key(|(may_follow, failure)| (*may_follow, failure.time)).map(|(_, failure)| failure)
     }
 
-    /// Describes the failure of a rank; `said` is the cause that it wrote and when, if it did.
+    /// Describes the failure of a rank; `said` is the cause that the rank wrote, and when, if it wrote one.
     fn failure_of(&self, watched: &Watched, exit: ExitReason, said: Option<(String, u64)>) -> Failure {
         let (cause, time) = said.map_or((None, watched.seen), |(cause, written)| (Some(cause), written));
         // It wrote why it failed, but was ended by the stop signal.
@@ -361,7 +362,7 @@ impl<'a> Supervisor<'a> {
         // After SIGKILL, the launcher that started this one has printed the message.
         let running = self.running();
         if signal != SIGKILL && !running.is_empty() {
-            self.say(&format!("asked to end once more ({}); killing rank {running}", signal_name(signal)));
+            self.say(&format!("second request to end ({}); killing rank {running}", signal_name(signal)));
         }
         (self.stops_at, self.patience_ends) = (None, None);
         self.kill_all();
@@ -383,8 +384,8 @@ impl<'a> Supervisor<'a> {
         self.kill_all();
     }
 
-    /// Gives the other ranks time to report errors first: they detect by themselves that a rank is lost, or makes a
-    /// different call.
+    /// Schedules a stop, and leaves the other ranks time to report errors first. They detect by themselves that a rank
+    /// is lost or makes a different call.
     fn stop_soon(&mut self) {
         if !self.stopping {
             self.stops_at.get_or_insert(Instant::now() + LAST_WORDS);

@@ -1,5 +1,6 @@
-//! Which processors that this process may use form a core, share a last-level cache, or belong to a NUMA node, read
-//! from the kernel's files. Without those files each processor counts as a core, with one cache and one node for all.
+//! Reads from the kernel's files which processors form a core, share a last-level cache, or belong to a NUMA node. Only
+//! processors that this process may use count. Without those files, each processor counts as a core, with one cache and
+//! one node for all.
 
 use std::fs;
 use std::io;

@@ -1,11 +1,11 @@
-//! Errors before NCCL itself is called: no library, or a function that it lacks.
+//! Errors that occur before NCCL itself is called: there is no library, or it lacks a function.
 
 use std::error::Error;
 use std::fmt;
 
 use crate::{Version, ncclResult_t};
 
-/// No NCCL could be opened. Lists every file that was tried, and why each was not used.
+/// No NCCL could be opened. Lists every file that was tried, and the reason why it was not used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadError {
     pub(crate) attempts: Vec<Attempt>,
@@ -16,19 +16,19 @@ pub struct LoadError {
 pub struct Attempt {
     /// The name as it was passed to the system's loader.
     pub name: String,
-    /// Why it was not used.
+    /// The reason why it was not used.
     pub reason: Reason,
 }
 
-/// Why a file was not used as NCCL.
+/// The reason why a file was not used as NCCL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reason {
-    /// The system's loader refused it, with this text.
+    /// The system's loader refused the file, with this text.
     NotOpened(String),
-    /// It is a library without a function `ncclGetVersion`.
+    /// The file is a library without a function `ncclGetVersion`.
     NotNccl,
-    /// Its `ncclGetVersion` failed with this code.
+    /// The library's `ncclGetVersion` failed with this code.
     VersionFailed(ncclResult_t),
 }
 
@@ -45,10 +45,7 @@ impl fmt::Display for LoadError {
         for (number, attempt) in self.attempts.iter().enumerate() {
             write!(f, "{}{attempt}", if number == 0 { "" } else { "; " })?;
         }
-        write!(
-            f,
-            ". Install NCCL (libnccl2, or the Python wheel nvidia-nccl-cu12 or -cu13), or name the file libnccl.so.2 by its whole path"
-        )
+        write!(f, ". Install NCCL (libnccl2, or the Python wheel nvidia-nccl-cu12 or -cu13), or give the full path of libnccl.so.2")
     }
 }
 
@@ -57,10 +54,10 @@ impl Error for LoadError {}
 impl fmt::Display for Attempt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.reason {
-            // The loader's text mostly begins with the name.
+            // The loader's text usually begins with the name.
             Reason::NotOpened(words) if words.starts_with(&self.name) => write!(f, "{words}"),
             Reason::NotOpened(words) => write!(f, "{}: {words}", self.name),
-            Reason::NotNccl => write!(f, "{}: not NCCL, for it has no function ncclGetVersion", self.name),
+            Reason::NotNccl => write!(f, "{}: not NCCL: it has no function ncclGetVersion", self.name),
             Reason::VersionFailed(code) => write!(f, "{}: its ncclGetVersion failed with code {}", self.name, code.0),
         }
     }
@@ -81,9 +78,9 @@ impl fmt::Display for MissingSymbol {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { symbol, since, loaded } = self;
         if loaded < since {
-            write!(f, "{symbol} needs NCCL {since} or later, and the loaded library is {loaded}")
+            write!(f, "{symbol} needs NCCL {since} or later, but the loaded library is {loaded}")
         } else {
-            write!(f, "{symbol} is missing from the loaded library: it calls itself NCCL {loaded}, and NCCL has the function since {since}")
+            write!(f, "{symbol} is missing from the loaded library: it reports NCCL {loaded}, but NCCL has had this function since {since}")
         }
     }
 }

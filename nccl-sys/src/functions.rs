@@ -1,10 +1,11 @@
-//! NCCL's functions: the release that introduced each, and how each becomes a method of [`Library`](crate::Library).
+//! NCCL's functions, with the release that introduced each. Each becomes a method of [`Library`](crate::Library).
 
 use crate::Version;
 
 /// Every function of `nccl.h` with the first public release whose header declares it.
 ///
-/// The source of releases 2.0 to 2.2 was never public, so their functions are listed under 2.3.5, the first after them.
+/// The source of releases 2.0 to 2.2 was never public, so their functions are listed under 2.3.5, the first release
+/// after them.
 pub const FUNCTIONS: &[(&str, Version)] = &[
     ("ncclAllGather", Version::new(1, 2, 1)),
     ("ncclAllReduce", Version::new(1, 2, 1)),
@@ -93,7 +94,7 @@ pub const fn first_version(function: &str) -> Option<Version> {
     None
 }
 
-/// As `a == b`, which is not available at compile time yet.
+/// Whether `a == b`; the operator is not available at compile time yet.
 const fn equal(a: &[u8], b: &[u8]) -> bool {
     let mut index = 0;
     while index < a.len() && index < b.len() && a[index] == b[index] {

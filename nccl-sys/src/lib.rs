@@ -2,7 +2,7 @@
 //!
 //! A program that uses this crate builds and starts on machines without NCCL, CUDA or a GPU, and runs with any NCCL 2.
 //! Each function is looked up when it is first called. If the loaded library lacks it, the call returns an error that
-//! names the first release which has it.
+//! names the first release with this function.
 //!
 //! ```no_run
 //! use nccl_sys::{Library, ncclComm_t, ncclResult_t, ncclUniqueId};
@@ -14,7 +14,7 @@
 //! let mut comm: ncclComm_t = nccl_sys::NCCL_COMM_NULL;
 //! let mut config = nccl_sys::ncclConfig_t::new();
 //! config.blocking = 0;
-//! // SAFETY: all pointers are to variables of ours, which outlive the calls.
+//! // SAFETY: all pointers are to local variables, which outlive the calls.
 //! let result = unsafe {
 //!     assert_eq!(nccl.ncclGetUniqueId(&mut id)?, ncclResult_t::ncclSuccess);
 //!     nccl.ncclCommInitRankConfig(&mut comm, 1, id, 0, &mut config)?
@@ -24,12 +24,12 @@
 //! ```
 //!
 //! Types, constants and signatures are those of the newest `nccl.h` known here, [`NCCL_VERSION_CODE`]. NCCL's structs
-//! only grow, and contain their size and version, so that older libraries accept them too. C's enums are integers with
-//! names: a newer library may return values that this crate has no name for. Streams and events are opaque pointers;
-//! those of any CUDA crate can be cast to them.
+//! only grow, and contain their size and version, so older libraries also accept them. C's enums are integers with
+//! names: a newer library may return values for which this crate has no name. Streams and events are opaque pointers,
+//! to which those of any CUDA crate can be cast.
 
 #[cfg(not(target_os = "linux"))]
-compile_error!("NCCL is a library for Linux");
+compile_error!("nccl-sys supports only Linux, as NCCL does");
 
 mod error;
 #[macro_use]
@@ -38,7 +38,7 @@ mod library;
 mod values;
 mod version;
 
-#[allow(clippy::too_many_arguments, reason = "NCCL's functions have as many as they have")]
+#[allow(clippy::too_many_arguments, reason = "NCCL's functions take this many")]
 #[expect(unsafe_code, non_camel_case_types, non_snake_case, non_upper_case_globals, missing_docs, reason = "names and calls are C's")]
 #[rustfmt::skip]
 mod bindings;

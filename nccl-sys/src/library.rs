@@ -37,20 +37,20 @@ pub struct Library {
 }
 
 impl Library {
-    /// Opens NCCL, or finds it open.
+    /// Opens NCCL, or returns it if it is already open.
     ///
-    /// These are tried, in order:
+    /// It tries, in this order:
     ///
-    /// - the first library that was opened here before;
-    /// - one that something else, such as PyTorch, has loaded into the process;
+    /// - the first library that this crate has already opened;
+    /// - a library that other code, such as PyTorch, has loaded into the process;
     /// - `libnccl.so.2` and `libnccl.so` where the system's loader finds them.
     ///
-    /// A library is never unloaded. Its initialisers run when it is opened. A file with the name of NCCL in a place where
-    /// the system's loader looks is trusted to be NCCL, as in a program linked with it. The packages and
-    /// `LD_LIBRARY_PATH` that determine this place determine what the process runs.
+    /// A library is never unloaded. Its initialisers run when it is opened. If the system's loader finds a file with
+    /// NCCL's name, the file is trusted to be NCCL, as in a program that links NCCL. So the installed packages and
+    /// `LD_LIBRARY_PATH` determine the code that the process runs.
     ///
     /// # Errors
-    /// [`LoadError`] if no file can be opened that has an `ncclGetVersion` which succeeds.
+    /// [`LoadError`] if no file can be opened whose `ncclGetVersion` succeeds.
     pub fn open() -> Result<&'static Self, LoadError> {
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         let mut attempts = Vec::new();
@@ -65,11 +65,10 @@ impl Library {
         found.map(|library| keep(library, &mut open)).ok_or(LoadError { attempts })
     }
 
-    /// Opens only this file, or finds it open: the same file gives the same library. Two files may be open side by
-    /// side.
+    /// Opens only this file, or returns its library if it is already open. Several files may be open at the same time.
     ///
     /// # Errors
-    /// [`LoadError`] if it cannot be opened, or has no `ncclGetVersion` which succeeds.
+    /// [`LoadError`] if the file cannot be opened, or if its `ncclGetVersion` is missing or fails.
     ///
     /// # Safety
     /// The file is an NCCL: its initialisers run when it is opened, and its functions are called by NCCL's signatures.
@@ -81,7 +80,7 @@ impl Library {
         found.map(|library| keep(library, &mut open)).ok_or(LoadError { attempts })
     }
 
-    /// Returns the release of the loaded library, as it reports itself.
+    /// Returns the release of the loaded library, as the library reports it.
     pub fn version(&self) -> Version {
         self.version
     }
@@ -110,7 +109,8 @@ impl Library {
                 Ok(Self { opened, identity: address.addr(), version, path: file_of(address, name), slots: Slots::default() })
             }
             Err(reason) => {
-                // Its initialisers have run and may have left threads behind: it remains loaded, but is not used.
+                // The library's initialisers have run and may have started threads. So it remains loaded, but is not
+                // used.
                 std::mem::forget(opened);
                 Err(reason)
             }
@@ -165,7 +165,7 @@ unsafe fn attempt(name: &OsStr, attempts: &mut Vec<Attempt>) -> Option<Library> 
 /// Keeps the library permanently, or returns the same library if it is already open.
 fn keep(library: Library, open: &mut Vec<&'static Library>) -> &'static Library {
     if let Some(known) = open.iter().find(|known| known.identity == library.identity) {
-        // Closing it here only undoes one of two openings.
+        // Closing the library here only undoes one of two openings.
         return known;
     }
     let library = Box::leak(Box::new(library));

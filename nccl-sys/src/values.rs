@@ -1,4 +1,4 @@
-//! Macros of `nccl.h` that bindings cannot be generated from: initialisers, and the values that mean "unset".
+//! Macros of `nccl.h` for which no bindings can be generated: initialisers, and the values that mean "unset".
 
 #![allow(non_camel_case_types, reason = "names are C's")]
 
@@ -8,13 +8,13 @@ use std::ptr::{null, null_mut};
 use crate::{NCCL_API_MAGIC, NCCL_VERSION_CODE};
 use crate::{ncclCollConfig_t, ncclComm_t, ncclConfig_t, ncclEncryptionConfig_t, ncclEncryptionMode_t, ncclSimInfo_t};
 
-/// A number in a configuration that NCCL chooses.
+/// Stands for a number in a configuration that NCCL is to choose.
 pub const NCCL_CONFIG_UNDEF_INT: c_int = c_int::MIN;
-/// A string or list in a configuration that NCCL chooses.
+/// Stands for a string or list in a configuration that NCCL is to choose.
 pub const NCCL_CONFIG_UNDEF_PTR: *mut c_void = null_mut();
-/// A time that is not known yet.
+/// Stands for a time that is not known yet.
 pub const NCCL_UNDEF_FLOAT: f32 = -1.0;
-/// No communicator.
+/// Stands for no communicator.
 pub const NCCL_COMM_NULL: ncclComm_t = null_mut();
 /// The value that [`ncclSimInfo_t`] has in place of the [`NCCL_API_MAGIC`] of other structs.
 pub const NCCL_SIM_INFO_MAGIC: c_uint = 0x7468_5283;

@@ -5,8 +5,8 @@ use std::fmt;
 
 /// A version of NCCL, such as 2.28.9. Later ones compare as greater.
 ///
-/// NCCL packs a version into one integer, [`code`](Self::code): up to 2.8 as in 2804 for 2.8.4, and later as in 20906
-/// for 2.9.6.
+/// NCCL packs a version into one integer, [`code`](Self::code): up to 2.8 in the form 2804 for 2.8.4, and later in the
+/// form 20906 for 2.9.6.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version(c_int);
 
@@ -18,8 +18,8 @@ impl Version {
         Self(if old { major * 1000 } else { major * 10000 } + minor * 100 + patch)
     }
 
-    /// Creates a version from the number that `ncclGetVersion` returns and
-    /// [`NCCL_VERSION_CODE`](crate::NCCL_VERSION_CODE) holds.
+    /// Creates a version from its number in the form of `ncclGetVersion` and
+    /// [`NCCL_VERSION_CODE`](crate::NCCL_VERSION_CODE).
     pub const fn from_code(code: c_int) -> Self {
         Self(code)
     }

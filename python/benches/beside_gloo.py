@@ -1,11 +1,12 @@
-"""Times calls on this backend and on Gloo in turns, in one job, and prints CSV: microseconds, each the median of the rounds, how many times as long Gloo takes, and
-the bytes over these times in GB/s.
+"""Times calls on this backend and on Gloo in turns, in one job, and prints CSV.
+
+Columns: microseconds (medians of the rounds), Gloo's time divided by this backend's, and bytes over time in GB/s.
 
 torchrun --nproc-per-node 2 python/benches/beside_gloo.py [--rounds N] [--largest BYTES] [--ddp] [--fsdp]
 mpiexec -n 2 python python/benches/beside_gloo.py --mpi    with MPI in a third column, through mpi4py
 
-Answers are checked. `--ddp` adds a step of DDP with as many parameters as ResNet-50 has, 25.6 million in 161 tensors, `--fsdp` one of FSDP2 with 25.2 million in twelve
-layers, both with next to no computing.
+Results are checked. `--ddp` adds a step of DDP with as many parameters as ResNet-50 (25.6 million in 161 tensors).
+`--fsdp` adds a step of FSDP2 with 25.2 million parameters in twelve layers. Both compute next to nothing.
 """
 
 import argparse
@@ -38,7 +39,7 @@ class Parameters(torch.nn.Module):
 
 
 class Group:
-    """A process group of PyTorch's."""
+    """A PyTorch process group."""
 
     def __init__(self, group):
         self.group = group
@@ -60,7 +61,7 @@ class Group:
 
 
 class Mpi:
-    """The same calls of MPI's, on the tensors' memory."""
+    """The same calls with MPI, on the tensors' memory."""
 
     def __init__(self, mpi):
         self.mpi, self.comm = mpi, mpi.COMM_WORLD
@@ -82,7 +83,7 @@ class Mpi:
 
 
 def calls(size, elements):
-    """Names, what is called on a group, and whether its answer is right."""
+    """Returns the calls. Each takes a group and returns whether its result is right."""
     whole, part = torch.ones(elements), torch.ones(max(1, elements // size))
     room = torch.empty(part.numel() * size)
 
@@ -167,7 +168,7 @@ def fsdp(groups, rounds):
 
 
 def start_under_mpi():
-    """Tells PyTorch what MPI knows of the job."""
+    """Passes MPI's rank and world size to PyTorch."""
     from mpi4py import MPI
 
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")

@@ -1,4 +1,4 @@
-"""Draws what beside_gloo.py prints: python/benches/chart.py TIMES.csv > CHART.svg
+"""Draws the output of beside_gloo.py: python/benches/chart.py TIMES.csv > CHART.svg
 
 One panel for each call, time over size, both axes logarithmic; one line for each backend.
 """
@@ -13,7 +13,7 @@ SIZES = {4: "4 B", 64: "64 B", 1 << 10: "1 KiB", 1 << 14: "16 KiB", 1 << 18: "25
 
 
 def read(path):
-    """Times in microseconds by call, backend and size."""
+    """Reads the times in microseconds, by call, backend and size."""
     times = {}
     with open(path, encoding="utf-8") as file:
         for row in csv.DictReader(file):
@@ -28,7 +28,7 @@ def text(x, y, words, anchor="middle", weight="normal", fill="currentColor"):
 
 
 def panel(call, backends, highest, lowest):
-    """One call's picture, with its corner at the origin."""
+    """Returns the panel of one call, with its corner at the origin."""
 
     sizes = sorted(set().union(*backends.values()))
 
@@ -40,7 +40,7 @@ def panel(call, backends, highest, lowest):
 
     parts = [text((WIDTH + LEFT) / 2, 20, call, weight="bold")]
     for size in sizes:
-        if size != 1 << 24:  # no room beside its neighbours
+        if size != 1 << 24:  # no space between its neighbours
             parts.append(text(x(size), HEIGHT - 16, SIZES[size]))
     tick = lowest
     while tick <= highest:

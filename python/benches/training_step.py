@@ -1,10 +1,13 @@
-"""Times a step of training, forward and backward, whose gradients are averaged in several ways, on this backend and on Gloo in turns, and prints CSV: milliseconds, medians of the rounds.
+"""Times a training step, forward and backward, with several ways to average gradients, in turns with Gloo.
+
+Prints CSV: milliseconds, medians of the rounds.
 
 torchrun --nproc-per-node 2 python/benches/training_step.py [--rounds N] [--model resnet50|gpt2]
 
-The networks compute: ResNet-50 (25.6 million parameters in 161 tensors) and GPT-2 of the small size (124.4 million in 148), with batches so small that a step takes about
-a second. `ddp` is DDP with its defaults; `call_for_each` a step without it, and then a call for each parameter; `all_in_buckets` the calls alone, of 25 MiB each: with the
-step without any, it makes the sum that overlapping is to beat. All ways' gradients are compared.
+The networks are ResNet-50 (25.6 million parameters in 161 tensors) and GPT-2 small (124.4 million in 148). Batches are
+so small that a step takes about a second. `ddp` is DDP with its defaults. `call_for_each` is a step without DDP, then
+one call for each parameter. `all_in_buckets` makes only the calls, of 25 MiB each. Overlapping must beat the sum of its
+time and that of a step without calls. The gradients of all ways are compared.
 """
 
 import argparse
@@ -51,7 +54,7 @@ def resnet50():
 
 
 class Gpt2(nn.Module):
-    """A transformer of GPT-2's smallest shape, whose embedding is its last layer too."""
+    """A transformer with the shape of GPT-2 small. Its embedding is also its last layer."""
 
     def __init__(self, vocabulary=50257, width=768, layers=12, positions=1024):
         super().__init__()
@@ -136,7 +139,7 @@ def timed(way):
 
 
 def assert_alike(ways):
-    """Whether all ways have the average: DDP may sum in another order."""
+    """Checks that all ways give the average. DDP may sum in another order."""
     expected = [gradient.clone() for gradient in ways["call_for_each", "gloo"]()]
     for (name, backend), way in ways.items():
         if name in ("ddp", "call_for_each"):

@@ -1,4 +1,4 @@
-"""The backend "collectives" of torch.distributed: importing this registers it.
+"""The backend "collectives" for torch.distributed. Importing this package registers it.
 
 >>> import collectives_torch, torch.distributed as dist
 >>> dist.init_process_group("collectives")  # doctest: +SKIP

@@ -22,12 +22,15 @@ from .opaque import opaque_class
 from .tensors import check, check_target, foldable, memory, overlap, reduction, single
 from .work import Call, EndedWork, HeldWork, joined
 
-# Tags of PyTorch's are below this.
+# PyTorch's tags are below this.
 _TAGS = 1 << 32
 
 
 def _address():
-    """Where other hosts reach this one: the address from which this host reaches the master. None where that is this host itself."""
+    """
+    Returns the address from which this host reaches the master. Other hosts reach this host there. None if there is no
+    master address, or if it cannot be resolved.
+    """
     master = os.environ.get("MASTER_ADDR")
     if not master:
         return None
@@ -41,29 +44,32 @@ def _address():
 
 
 def _of_this_attempt(store):
-    """The part of a store that is this start's own. Where torchrun starts ranks anew, they may find the store of those that failed, with all its keys."""
+    """
+    Returns the part of a store for this attempt. Ranks that torchrun restarts may find the store of the failed ranks,
+    with all its keys.
+    """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return store if attempt == "0" else dist.PrefixStore(f"attempt_{attempt}/", store)
 
 
 @opaque_class
 class CollectivesBackend(Backend):
-    """Ranks of one group of PyTorch's, connected by this crate."""
+    """The ranks of one PyTorch group, connected by this crate."""
 
     def __init__(self, store, rank, size, timeout, work=HeldWork):
         super().__init__(rank, size)
-        self._work = work  # the kind of works that calls give
+        self._work = work  # the class of the works that calls return
         self._rank, self._size, self._store = rank, size, store
         self._options = Backend.Options("collectives", timeout=timeout)
         self._seconds = timeout.total_seconds()
         self._splits = 0
-        self._windows = threading.local()  # coalescing is a thread's own
+        self._windows = threading.local()  # coalescing is per thread
         self._barriers = 0
-        # Ranks that make groups of themselves alone may do so under one name, as PyTorch counts names.
+        # Groups of one rank may share a name, because PyTorch counts names on each rank. So they use no common store.
         meeting = _of_this_attempt(store) if size > 1 else dist.HashStore()
         self._group = _core.Group(meeting, rank, size, self._seconds, _address())
 
-    # What it is.
+    # Properties.
 
     @property
     def options(self):
@@ -91,7 +97,7 @@ class CollectivesBackend(Backend):
     def __repr__(self):
         return f"{type(self).__name__}(rank {self._rank} of {self._size})"
 
-    # How long calls may take.
+    # Timeouts.
 
     def _set_default_timeout(self, timeout):
         self._options._timeout = timeout
@@ -100,19 +106,19 @@ class CollectivesBackend(Backend):
     set_timeout = _set_default_timeout
 
     def _limit(self, opts):
-        seconds = opts.timeout.total_seconds()  # negative where it is not set
+        seconds = opts.timeout.total_seconds()  # negative if it is not set
         return seconds if seconds > 0 else self._seconds
 
-    # How calls are made.
+    # Making calls.
 
     def _call(self, method, arguments, opts, result, owner, finish=None):
-        """Makes a call: inline where its caller waits for it anyway, and started where not."""
+        """Makes a call: blocking if its caller waits for it anyway, otherwise started."""
         if getattr(opts, "asyncOp", True) or self._window() is not None:
             started = method(*arguments, self._limit(opts), owner)
             return self._add(self._work(Call(started, finish), result))
         method(*arguments, self._limit(opts), None)
         if finish is not None:
-            with torch.inference_mode():  # what was made in it may be changed there alone
+            with torch.inference_mode():  # tensors made in this mode can be changed only in it
                 finish()
         return EndedWork(result)
 
@@ -137,9 +143,9 @@ class CollectivesBackend(Backend):
 
     @staticmethod
     def _place(tensor, what):
-        """Contiguous memory for a tensor that a call changes, and what puts its result back."""
+        """Returns contiguous memory for a tensor that a call changes, and a function (or None) that copies it back."""
         check(tensor, what)
-        own = tensor.detach()  # keeps the memory, whatever the program puts into the tensor meanwhile
+        own = tensor.detach()  # keeps the memory if the program replaces the tensor's data
         if own.is_contiguous() and not own.is_neg() and not own.is_conj():
             return own, None
         check_target(own, what)
@@ -198,7 +204,7 @@ class CollectivesBackend(Backend):
         return opts.rootRank
 
     def _call_all(self, calls, result):
-        """Makes several calls as one: when none of them is refused any more, since what has begun cannot be taken back."""
+        """Makes several calls as one. All have been checked before, because a call that has begun cannot be undone."""
         works = [self._call(*call) for call in calls]
         return works[0] if len(works) == 1 else joined(works, result, self._work)
 
@@ -313,7 +319,7 @@ class CollectivesBackend(Backend):
             if tensor.numel() != like.numel():
                 raise ValueError(f"{what}: invalid tensor size: {tuple(tensor.shape)} where {tuple(like.shape)} is expected")
 
-    # Folding and spreading.
+    # Reduce-scatters.
 
     def reduce_scatter_single(self, output, input, opts=None):
         return self._call(*self._reduce_scatter_single(output, input, opts))
@@ -343,7 +349,7 @@ class CollectivesBackend(Backend):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def reduce_scatter(self, outputs, inputs, opts=None):
-        """Parts may be of different lengths, as long as each is so on all ranks."""
+        """Parts may have different lengths, but each has the same length on all ranks."""
         what = "ProcessGroup::reduce_scatter"
         opts = opts or ReduceScatterOptions()
         if len(inputs) != 1:
@@ -360,7 +366,7 @@ class CollectivesBackend(Backend):
         counts = counts if len(set(counts)) > 1 else None
         return self._call(self._group.reduce_scatter, (memory(used), memory(into), counts, op), opts, [output], (used, into), finish)
 
-    # Everyone to everyone.
+    # All-to-alls.
 
     def all_to_all_single(self, output, input, output_splits, input_splits, opts=None):
         what = "ProcessGroup::all_to_all_single"
@@ -379,7 +385,7 @@ class CollectivesBackend(Backend):
     alltoall_base = all_to_all_single
 
     def _counts(self, tensor, splits, what):
-        """How many elements go to each rank, or come from it."""
+        """Returns the number of elements for each rank: those sent to it or received from it."""
         rows = tensor.size(0) if tensor.dim() else 1
         if not splits:
             if rows % self._size:
@@ -441,7 +447,7 @@ class CollectivesBackend(Backend):
             raise ValueError(f"{what}: Tag {tag} must be between 0 and {_TAGS - 1}")
         return tag
 
-    # Barriers, and the end.
+    # Barriers, splits and shutdown.
 
     def barrier(self, opts=None):
         opts = opts or BarrierOptions()
@@ -452,10 +458,10 @@ class CollectivesBackend(Backend):
         monitored_barrier(self, self._barriers, timeout, wait_all_ranks)
 
     def split(self, store, ranks, opts):
-        """What PyTorch's C++ calls where a group has several backends. It wants a backend on every rank."""
+        """Called by PyTorch's C++ code if a group has several backends. It needs a backend on every rank."""
         self._splits += 1
         if self._rank not in ranks:
-            raise RuntimeError(f"split_group: rank {self._rank} is in no part, and a group of several backends can only be split so that each rank is in one")
+            raise RuntimeError(f"split_group: rank {self._rank} is in none of the new groups; a group with several backends can only be split if every rank is in one")
         timeout = self._options._timeout if opts is None else opts._timeout
         name = f"split/{self._splits}/{'_'.join(map(str, ranks))}"
         return type(self)(dist.PrefixStore(name, store), ranks.index(self._rank), len(ranks), timeout)
@@ -470,7 +476,7 @@ class CollectivesBackend(Backend):
         self._group.shut_down()
 
     def _set_sequence_number_for_group(self):
-        """Calls carry numbers of their own."""
+        """Does nothing, because calls carry their own numbers."""
 
     def _get_sequence_number_for_group(self):
         return 0
@@ -482,5 +488,5 @@ def _spread(gathered, outputs):
 
 
 def _flat(tensors):
-    """The elements of all of them, one after another."""
+    """Returns the elements of all tensors, one after another."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])

@@ -1,7 +1,7 @@
 """DDP's built-in hooks on groups of this backend.
 
-The one that compresses to half precision wants the value of a future to be a list of C++'s. Whatever Python gives to a future is Python's: so there
-PyTorch's hook in Python, which computes the same, takes its place.
+The hook that compresses to half precision needs a C++ list as the value of a future. Python can set only Python values.
+So PyTorch's hook in Python, which computes the same, replaces it.
 """
 
 import functools
@@ -22,7 +22,7 @@ def _is_ours(group):
 
 
 def serve():
-    """Sees to it that DDP takes the hook that can work."""
+    """Makes DDP use the hook that works with this backend."""
     pytorchs = DistributedDataParallel._register_builtin_comm_hook
 
     @functools.wraps(pytorchs)

@@ -1,16 +1,19 @@
-"""A barrier that tells which ranks have not come: rank 0 hears of each, and then answers."""
+"""A barrier that names missing ranks: each rank sends a message to rank 0, which answers once all have arrived."""
 
 import time
 
 import torch
 import torch.distributed as dist
 
-# Above the tags of messages; each barrier has one of its own, so that nobody takes an earlier one's word.
+# Above the tags of messages. Each barrier has its own tag, so no rank accepts a message of an earlier barrier.
 _TAG = 1 << 32
 
 
 def monitored_barrier(backend, number, timeout, wait_all_ranks):
-    """Raises on all ranks where one has not come within `timeout`; rank 0 names it, or all of them with `wait_all_ranks`."""
+    """
+    Raises on all ranks if one does not arrive within `timeout`. Rank 0 names the first missing rank, or all of them
+    with `wait_all_ranks`.
+    """
     seconds = backend._seconds if timeout is None or timeout.total_seconds() < 0 else timeout.total_seconds()
     word = torch.tensor([number], dtype=torch.int64)
     if backend.rank() == 0:
@@ -39,7 +42,10 @@ def _report(backend, number, word, seconds):
 
 
 def _awaited(backend, number, word, rank, seconds):
-    """The end of the wait for a rank's message. A rank that has left already refuses the message at once, which is its failure too."""
+    """
+    Returns a function that waits for a rank's message. If the rank has left already, the receive is refused at once,
+    and the function raises that error.
+    """
     try:
         return _message(backend, False, torch.empty_like(word), rank, _TAG + number, seconds).wait
     except RuntimeError as error:
@@ -59,7 +65,7 @@ def _await_others(backend, number, word, seconds, wait_all_ranks):
     for rank in others:
         if time.monotonic() >= deadline and not wait_all_ranks:
             raise RuntimeError(
-                f"Rank 0 timed out in monitoredBarrier after {_milliseconds(seconds)} ms.\n Ranks that have come: {_listed(come)}"
+                f"Rank 0 timed out in monitoredBarrier after {_milliseconds(seconds)} ms.\n Ranks that arrived: {_listed(come)}"
             )
         try:
             waiting[rank]()

@@ -1,7 +1,8 @@
-"""How PyTorch makes groups of the backend.
+"""How PyTorch creates groups of the backend.
 
-It takes a backend in two shapes. A `ProcessGroup` is called by programs without a detour, and its works are ours. A `Backend` may be one of
-several in a group of PyTorch's own; its calls pass through C++, and so do its works, of which only the wait and the future are left there.
+PyTorch accepts two forms of a backend. Programs call a `ProcessGroup` directly, and its works are ours. A `Backend` may
+be one of several in a group of PyTorch's own class. Its calls and works pass through C++, where a work keeps only its
+wait and its future.
 """
 
 import torch
@@ -24,7 +25,7 @@ from .opaque import opaque, opaque_class
 from .tensors import Memoryless
 from .work import OwnedWork
 
-# What programs call on a group. PyTorch has older names of some, which lead there.
+# The operations that programs call on a group. PyTorch's other names for some of them call these.
 OPERATIONS = (
     "allreduce",
     "allreduce_coalesced",
@@ -51,7 +52,8 @@ OPERATIONS = (
     "barrier",
     "monitored_barrier",
 )
-# Those that PyTorch has in a second form, with roots, ops and timeouts as arguments; and what the first form's arguments are.
+# Operations that PyTorch also has in a second form, with roots, ops and timeouts as arguments; and the argument types
+# of the first form.
 _LISTS = ("broadcast", "allreduce", "reduce", "allgather", "gather", "scatter", "reduce_scatter", "barrier")
 _OPTIONS = (
     AllToAllOptions,
@@ -70,7 +72,7 @@ _OF_TWO_FORMS["all_to_all_single"] = frozenset((torch.Tensor, list, *_OPTIONS))
 
 @opaque_class
 class CollectivesProcessGroup(dist.ProcessGroup):
-    """For groups that have no other backend: programs call its operations straight away, and C++ by way of the backend that is registered."""
+    """A group without other backends. Programs call its operations directly, C++ through the registered backend."""
 
     def __init__(self, store, rank, size, timeout):
         super().__init__(store, rank, size)
@@ -81,7 +83,7 @@ class CollectivesProcessGroup(dist.ProcessGroup):
         self._splits = 0
 
     def split_group(self, ranks, timeout=None, opts=None, group_name=None, group_desc=None, device_types=None):
-        """A group of some of the ranks, numbered in their order; nothing elsewhere. All ranks of this group ask for it."""
+        """Returns a group of these ranks, in this order, or None on other ranks. All ranks of this group call it."""
         self._splits += 1
         if self.rank() not in ranks:
             return None
@@ -105,9 +107,12 @@ def _are(arguments, kinds):
 
 
 def _dispatched(name):
-    """PyTorch's operation, by way of its dispatcher. It asks the group for its own, unless that has called it: which it tells by the name."""
+    """
+    Returns PyTorch's operation, which goes through its dispatcher. PyTorch calls the group's own operation unless the
+    caller is that operation, which it recognises by name.
+    """
     pytorchs = getattr(dist.ProcessGroup, name)
-    name = getattr(CollectivesBackend, name).__name__  # of an older name, the new one
+    name = getattr(CollectivesBackend, name).__name__  # the new name, if this is an older one
 
     def dispatched(self, *arguments, **named):
         return pytorchs(self, *arguments, **named)
@@ -118,8 +123,9 @@ def _dispatched(name):
 
 def _operation(name):
     """
-    The backend's operation, in both forms that PyTorch has of it: of the second C++ makes the first, and calls that. Modes (as that of fake tensors)
-    and tensors without memory, which may answer for themselves, are for the dispatcher.
+    Returns the backend's operation in both of PyTorch's forms. C++ converts the second form to the first and calls
+    that. Modes (such as that of fake tensors) and tensors without memory, which may handle a call themselves, go to the
+    dispatcher.
     """
     first, second, dispatched = getattr(CollectivesBackend, name), getattr(dist.ProcessGroup, name), _dispatched(name)
     of_first = _OF_TWO_FORMS.get(name)
@@ -142,14 +148,14 @@ for _name in OPERATIONS:
 
 
 def _is_for_cpu(options):
-    """Whether CPU tensors are to come here: PyTorch tells the device by the prefix of the store alone."""
+    """Whether this group serves CPU tensors. Only the store's prefix shows the device."""
     key = f"collectives/device/{options.group_rank}"
     options.store.set(key, "1")
     return dist.PrefixStore("cpu/", options.store.underlying_store).check([key])
 
 
 def create(options, _backend_options=None):
-    """What PyTorch calls to make a group."""
+    """Creates a group. PyTorch calls this."""
     alone = options.process_group is None or options.process_group.name() == "custom"
     made = CollectivesProcessGroup if alone and _is_for_cpu(options) else CollectivesBackend
     return made(options.store, options.group_rank, options.group_size, options.timeout)

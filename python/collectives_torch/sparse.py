@@ -1,4 +1,4 @@
-"""The all-reduce of sparse tensors: indices and values are gathered, and added where they coincide."""
+"""The all-reduce of sparse tensors: gathers indices and values, and adds values with equal indices."""
 
 import torch
 import torch.distributed as dist
@@ -8,7 +8,7 @@ from .work import EndedWork
 
 
 def all_reduce(backend, tensor, opts):
-    """Adds sparse tensors of one shape, whose numbers of elements may differ. Only sums are defined: what is absent is a zero."""
+    """Adds sparse tensors of one shape with any numbers of elements. Only sums are defined: absent elements are 0."""
     what = "ProcessGroup::allreduce"
     if opts.reduceOp != dist.ReduceOp.SUM:
         raise ValueError(f"{what}: unsupported reduction operation (allreduce of sparse tensors only works with ReduceOp.SUM)")

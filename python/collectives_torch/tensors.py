@@ -3,7 +3,7 @@
 import torch
 from torch.distributed import ReduceOp
 
-# The numbers that the Rust side knows types by.
+# The Rust side's numbers for types.
 _NUMBERS = {
     torch.float32: 0,
     torch.float64: 1,
@@ -36,21 +36,21 @@ _OPS = {
 
 
 def memory(tensor):
-    """Where a contiguous tensor lies: its address, its bytes and its type's number. What is only moved may be of any type."""
+    """Returns a contiguous tensor's address, bytes and type number. Types without a number are moved as bytes."""
     return (tensor.data_ptr(), tensor.nbytes, _NUMBERS.get(tensor.dtype, _BYTES))
 
 
 def foldable(tensor, what):
-    """A view of a tensor's elements that can be folded: complex numbers are pairs."""
+    """Returns a view of a tensor's elements that can be reduced. Complex numbers become pairs."""
     if tensor.dtype in _NUMBERS:
         return tensor
     if tensor.is_complex() and tensor.dtype != torch.complex32:
         return torch.view_as_real(tensor)
-    raise RuntimeError(f"{what}: Invalid scalar type: tensors of {tensor.dtype} cannot be folded")
+    raise RuntimeError(f"{what}: Invalid scalar type: tensors of {tensor.dtype} cannot be reduced")
 
 
 def reduction(op, tensor, what):
-    """The op by its number, and its factor."""
+    """Returns the number of the op, and its factor."""
     kind = op.op if isinstance(op, ReduceOp) else op
     number = _OPS.get(kind)
     if number is None:
@@ -67,38 +67,38 @@ def reduction(op, tensor, what):
 
 
 class Memoryless(RuntimeError):
-    """A tensor has elements and no memory."""
+    """A tensor has elements but no memory."""
 
 
 def check(tensor, what):
-    """Refuses what does not lie in this process's memory, one element after another, or is more than its elements."""
+    """Refuses tensors that are not dense, are not in CPU memory, or consist of more than their elements."""
     if not tensor.is_cpu:
         raise RuntimeError(
-            f"{what}: the tensor lies on {tensor.device}, and the backend collectives serves CPU tensors; "
-            'for both, init_process_group("cpu:collectives,cuda:nccl")'
+            f"{what}: the tensor is on {tensor.device}, but the backend collectives supports only CPU tensors; "
+            'for both, call init_process_group("cpu:collectives,cuda:nccl")'
         )
     if tensor.layout != torch.strided:
-        raise RuntimeError(f"{what}: a tensor of layout {tensor.layout} has no memory of its own; only all_reduce takes sparse ones")
+        raise RuntimeError(f"{what}: a tensor of layout {tensor.layout} has no memory of its own; only all_reduce accepts sparse ones")
     if tensor.is_quantized:
-        raise RuntimeError(f"{what}: a quantized tensor is more than its elements, whose scale would stay behind: pass its int_repr() and its scale")
+        raise RuntimeError(f"{what}: a quantized tensor also has a scale, which would not be sent: pass its int_repr() and its scale")
     if tensor.is_nested:
-        raise RuntimeError(f"{what}: a nested tensor is more than its elements, whose sizes would stay behind: pass its values() and its sizes")
+        raise RuntimeError(f"{what}: a nested tensor also has sizes, which would not be sent: pass its values() and its sizes")
     if not tensor.data_ptr() and tensor.nbytes:
         raise Memoryless(
-            f"{what}: a {type(tensor).__name__} of shape {tuple(tensor.shape)} has no memory: its storage has been resized to 0, or it stands for other "
-            "tensors (of a DTensor pass its to_local())"
+            f"{what}: a {type(tensor).__name__} of shape {tuple(tensor.shape)} has no memory: its storage has been resized to 0, or it wraps other "
+            "tensors (for a DTensor, pass its to_local())"
         )
 
 
 def check_target(tensor, what):
-    """The same for a tensor that a call changes, whose elements each have a place."""
+    """Checks a tensor that a call changes. Also refuses elements that share one place in memory."""
     check(tensor, what)
     if not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) == 1:
-        raise RuntimeError(f"{what}: several elements of the tensor are one in memory: clone it first")
+        raise RuntimeError(f"{what}: several elements of the tensor share memory: clone it first")
 
 
 def single(tensors, what):
-    """The one tensor of a list, which is yet to be checked."""
+    """Returns the only tensor of a list, unchecked."""
     if len(tensors) != 1:
         raise ValueError(f"{what}: requires a single-element tensor list, and this one has {len(tensors)}")
     return tensors[0]

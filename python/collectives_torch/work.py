@@ -1,7 +1,8 @@
-"""Calls under way, as PyTorch's works.
+"""Started calls, as PyTorch `Work` objects.
 
-A work has two halves, one of Python's and one of C++. What C++ gets by calling Python it keeps whole. What a program hands to C++ is kept by half: a
-reducer keeps the all-reduce of DDP's `join`, and nobody holds the Python object any more. So a program gets works whose half of C++ does without the other.
+A work has a Python half and a C++ half. If C++ gets a work by calling Python, it keeps both halves. If a program passes
+a work to C++, only the C++ half is kept: a reducer keeps the all-reduce of DDP's `join` after the Python object is
+gone. So programs get works whose C++ half does not need the Python half.
 """
 
 import threading
@@ -13,17 +14,17 @@ from torch._C._distributed_c10d import PythonCallbackWork
 
 from .opaque import opaque, opaque_class
 
-# What PyTorch passes for "as long as the call's own timeout".
+# PyTorch passes this for "as long as the call's own timeout".
 _NO_TIMEOUT = timedelta(0)
 
 
 class Call:
-    """A call that was started. `finish`, if any, puts its result where the caller asked for it, once, by whoever sees the end first."""
+    """A started call. The first thread that sees its end calls `finish`, if any, which puts the result in its place."""
 
     __slots__ = ("_started", "_finish", "_has_finish", "_failure", "_lock", "is_over")
 
     def __init__(self, started, finish):
-        self.is_over = False  # somebody has waited for it, and it went well
+        self.is_over = False  # a wait for it has succeeded
         self._started = started
         self._finish = finish
         self._has_finish = finish is not None
@@ -33,18 +34,18 @@ class Call:
     def wait(self, timeout):
         limit = None if timeout == _NO_TIMEOUT else timeout.total_seconds()
         if not self._started.wait(limit):
-            raise dist.DistBackendError(f"Timed out waiting {timeout} for a call, which goes on")
+            raise dist.DistBackendError(f"Timed out after waiting {timeout} for a call, which is still running")
         if self._has_finish:
             self._conclude()
         self.is_over = True
 
     def _conclude(self):
-        """Puts the result in its place; whoever comes meanwhile waits for that, and what it met is everybody's error."""
+        """Puts the result in its place. Other threads wait for that meanwhile, and all get its error."""
         with self._lock:
             if self._finish is not None:
                 finish, self._finish = self._finish, None
                 try:
-                    with torch.inference_mode():  # what was made in it may be changed there alone
+                    with torch.inference_mode():  # tensors made in this mode can be changed only in it
                         finish()
                 except Exception as error:
                     self._failure = error
@@ -82,7 +83,7 @@ class Calls:
         return None
 
     def on_end(self, callback, after=0):
-        """One after another is asked for its end, which needs no count of those that have come."""
+        """Waits for the calls one after another, so it needs no count of ended calls."""
         if after == len(self._calls):
             callback()
         else:
@@ -91,7 +92,7 @@ class Calls:
 
 @opaque_class
 class PendingWork:
-    """Python's half of one call or several under way."""
+    """The Python half of one or more started calls."""
 
     _future = None
 
@@ -133,7 +134,7 @@ class PendingWork:
         return self._result
 
     def get_future(self):
-        """Ended already where the call has. An error must be one for C++ too, and only what a callback of `then` raises is."""
+        """Returns a future, which has ended if the call has. C++ sees only errors that a callback of `then` raises."""
         if self._future is None:
             end = torch.futures.Future()
             future = end.then(_outcome(self._call, self._result))
@@ -156,7 +157,7 @@ def _outcome(call, result):
 
 @opaque_class
 class HeldWork(PendingWork, dist.Work):
-    """A work that C++ gets from a `Backend`, and keeps whole."""
+    """A work that C++ gets from a `Backend`. C++ keeps both halves."""
 
     def __init__(self, call, result):
         super().__init__()
@@ -165,7 +166,7 @@ class HeldWork(PendingWork, dist.Work):
 
 @opaque_class
 class OwnedWork(PendingWork, PythonCallbackWork):
-    """A work that programs get, and may hand to C++."""
+    """A work that programs get and may pass to C++."""
 
     def __init__(self, call, result):
         half = self._half = _HalfOfCpp(call, result)
@@ -179,7 +180,7 @@ class OwnedWork(PendingWork, PythonCallbackWork):
 
 @opaque_class
 class _HalfOfCpp:
-    """What C++ waits by. It knows nothing of the work: the work is to go when nobody has it."""
+    """The half that C++ waits with. It holds no reference to the work, so the work is freed once it is unused."""
 
     __slots__ = ("_call", "_result", "future", "_unclaimed")
 
@@ -191,8 +192,8 @@ class _HalfOfCpp:
 
     def wait(self, timeout):
         """
-        The future has ended when this ends. C++ would end it with an empty list, or with the error of this wait, which it can raise only once. Where a
-        wait gives up, that is the end of the future too.
+        Ends the future before it returns. C++ would end it with an empty list, or with the error of this wait, which it
+        can raise only once. If a wait times out, the future ends with that error too.
         """
         try:
             self._call.wait(timeout)
@@ -204,8 +205,8 @@ class _HalfOfCpp:
 
     def is_left(self):
         """
-        Only C++ has it now, if anybody, and may have asked for the future without a wait, as DDP does for its buckets. No lock is taken: the collector of
-        garbage may call this anywhere.
+        Ends the future when the call ends. Python has dropped the work, but C++ may have asked for the future without a
+        wait, as DDP does for its buckets. Takes no lock, because the garbage collector may call this anywhere.
         """
         if not self._call.is_over:
             self._call.on_end(self._settle)
@@ -225,7 +226,7 @@ class _HalfOfCpp:
             self.future.wait()
 
     def _claim(self):
-        """Whether it is for the caller to end the future: for the first only."""
+        """Whether the caller must end the future. True for the first caller only."""
         try:
             return self._unclaimed.pop()
         except IndexError:
@@ -233,12 +234,12 @@ class _HalfOfCpp:
 
 
 class _Failure:
-    """An error as the value of a future. C++ reads values as tensors, by pickling them: of an error itself it would read none, and crash."""
+    """An error as a future's value. C++ finds tensors by pickling values. In an error it finds none, and crashes."""
 
     __slots__ = ("_kind", "_arguments")
 
     def __init__(self, error):
-        # The error itself refers to frames, and so to what has this.
+        # The error itself refers to frames, and through them to the owner of this.
         self._kind, self._arguments = type(error), error.args
 
     def __reduce_ex__(self, _protocol):
@@ -247,7 +248,7 @@ class _Failure:
 
 @opaque_class
 class EndedWork(PythonCallbackWork):
-    """A call that has ended."""
+    """The work of a call that has ended."""
 
     def __init__(self, result):
         super().__init__(_has_ended)
@@ -258,7 +259,7 @@ class EndedWork(PythonCallbackWork):
         return True
 
     def synchronize(self):
-        """It has ended."""
+        """Returns at once, because the call has ended."""
 
     def is_completed(self):
         return True
@@ -278,6 +279,6 @@ def _has_ended(_timeout):
 
 
 def joined(works, result, kind):
-    """Several works as one, of this kind."""
+    """Returns several works as one work of this class."""
     calls = [work._call for work in works if isinstance(work, PendingWork)]
     return kind(Calls(calls), result) if calls else EndedWork(result)

@@ -1,4 +1,4 @@
-"""Trains a line on data that a rank in Rust makes (examples/rank_of_torch.rs): the last rank of the group.
+"""Trains a linear model on data from a Rust rank (examples/rank_of_torch.rs), which is the last rank of the group.
 
 RANK=0 WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python train_with_rust.py    # and RANK=1
 RANK=2 WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 cargo run --release --example rank_of_torch

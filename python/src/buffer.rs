@@ -1,4 +1,4 @@
-//! Memory of tensors as buffers.
+//! Tensor memory as buffers for calls.
 
 #![expect(unsafe_code, reason = "Python passes addresses")]
 
@@ -6,7 +6,7 @@ use collectives::interop::RawHostSlice;
 use collectives::{DType, Result, TypedBytes};
 use pyo3::FromPyObject;
 
-/// A tensor's memory: where it begins, how many bytes it has, and the number of its type ([`DType`]).
+/// A tensor's memory: its address, its length in bytes, and the index of its type in [`DType::ALL`].
 #[derive(Debug, Clone, Copy, FromPyObject)]
 pub(crate) struct Tensor(usize, usize, u8);
 
@@ -14,16 +14,17 @@ pub(crate) struct Tensor(usize, usize, u8);
 pub(crate) type Buffer = TypedBytes<RawHostSlice<u8>>;
 
 impl Tensor {
-    /// The memory as a buffer.
+    /// Returns the memory as a buffer.
     ///
     /// # Safety
     ///
-    /// It is memory of a tensor, contiguous and initialised, that lives and is left alone until the call on it has ended: whoever makes the call
-    /// keeps the tensor, and whoever wrote the Python program uses no tensor of a call before its work has been waited for, as PyTorch asks.
+    /// The memory must belong to a contiguous, initialised tensor. Until the call on it has ended, the tensor must stay
+    /// alive and nothing else may access it. The caller that makes the call keeps the tensor alive. The Python program
+    /// uses no tensor of a call before it has waited for the call's work, as PyTorch requires.
     pub(crate) unsafe fn buffer(self) -> Result<Buffer> {
         let Self(address, bytes, dtype) = self;
         let dtype = DType::ALL.get(usize::from(dtype)).copied().unwrap_or(DType::U8);
-        // SAFETY: this function's own contract.
+        // SAFETY: the caller upholds this function's contract.
         let bytes = unsafe { RawHostSlice::new(std::ptr::with_exposed_provenance_mut(address), bytes) }?;
         TypedBytes::new(dtype, bytes)
     }

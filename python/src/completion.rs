@@ -1,8 +1,9 @@
-//! Tells Python of the ends of calls: one thread for all of them, whatever their number, and others only while callbacks wait.
+//! Notifies Python when calls end. One thread does this for all calls; another takes over while a callback takes long.
 //!
-//! A call ends on a thread of the communicator's, which must not wait: neither for Python's lock, which a long computation may hold, nor for what a
-//! callback of the program does. So ends are queued here. A callback may itself wait for the end of another call: where one takes long, the next thread
-//! goes on. Where the interpreter is ending, or in a forked child, nobody is told any more.
+//! A call ends on a communicator thread. That thread must wait neither for Python's lock, which a long computation may
+//! hold, nor for a callback of the program. So ends are queued here. A callback may itself wait for the end of another
+//! call: if it takes long, the next thread continues. No end is reported once the interpreter is ending, and a forked
+//! child drops the ends that its parent had queued.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -10,19 +11,19 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-/// What is done at the end of a call, with Python's lock.
+/// The function that runs, with Python's lock held, when a call has ended.
 type Finish = Box<dyn FnOnce(Python<'_>) + Send>;
 
-/// How long a callback may take before the next thread goes on.
+/// How long a callback may take before the next thread continues.
 const PATIENCE: Duration = Duration::from_millis(5);
-/// How long the end of the interpreter waits for callbacks.
+/// How long the interpreter's exit waits for callbacks.
 const LAST_WAIT: Duration = Duration::from_secs(60);
 
 struct Queue {
     process: u32,
     waiting: VecDeque<Finish>,
     threads: usize,
-    /// How many of them are in a callback, and when the last one began.
+    /// The number of threads in a callback, and when the latest callback began.
     busy: usize,
     began: Option<Instant>,
     is_stopped: bool,
@@ -30,24 +31,24 @@ struct Queue {
 
 static QUEUE: Mutex<Queue> =
     Mutex::new(Queue { process: 0, waiting: VecDeque::new(), threads: 0, busy: 0, began: None, is_stopped: false });
-/// Something has come, or a thread has ended.
+/// Notified when an end was queued, a thread has ended, or the queue was stopped.
 static CHANGED: Condvar = Condvar::new();
 
 fn lock() -> MutexGuard<'static, Queue> {
     QUEUE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Has `finish` run soon, on a thread that does so. Where none can be started, or the interpreter is ending, it never is.
+/// Queues `finish` for the notification thread. It never runs if no thread can be started or the interpreter is ending.
 pub(crate) fn tell(finish: Finish) {
     let mut queue = lock();
     let process = std::process::id();
     if queue.process != process {
-        // What a parent had queued refers to what is its own.
+        // Ends that the parent had queued refer to the parent's objects.
         std::mem::forget(std::mem::take(&mut queue.waiting));
         (queue.process, queue.threads, queue.busy, queue.is_stopped) = (process, 0, 0, false);
     }
     if queue.is_stopped || (queue.threads == 0 && !start(&mut queue)) {
-        // It holds references that only somebody with Python's lock may let go.
+        // It holds references that may be dropped only with Python's lock held.
         std::mem::forget(finish);
         return;
     }
@@ -63,7 +64,7 @@ fn start(queue: &mut Queue) -> bool {
 }
 
 impl Queue {
-    /// The next one to be told of, where nobody is telling, or has not come back for long.
+    /// Returns the next end, if no thread is in a callback or the latest callback has run for `PATIENCE`.
     fn take(&mut self) -> Option<Finish> {
         let is_free = self.busy == 0 || self.began.is_none_or(|began| began.elapsed() >= PATIENCE);
         if is_free { self.waiting.pop_front() } else { None }
@@ -76,7 +77,7 @@ fn run() {
         let told = Python::try_attach(|py| finish.take().into_iter().for_each(|finish| finish(py)));
         lock().busy -= 1;
         if told.is_none() {
-            // The interpreter is ending: references to its objects cannot be let go any more.
+            // The interpreter is ending: references to its objects can no longer be dropped.
             std::mem::forget(finish);
             break;
         }
@@ -85,7 +86,7 @@ fn run() {
     CHANGED.notify_all();
 }
 
-/// Waits for what comes next; nothing where that is over, or others wait already.
+/// Waits for the next end. Returns `None` if the queue is stopped or enough other threads are waiting.
 fn next() -> Option<Finish> {
     let mut queue = lock();
     loop {
@@ -96,7 +97,7 @@ fn next() -> Option<Finish> {
             queue.busy += 1;
             queue.began = Some(Instant::now());
             if queue.busy == queue.threads {
-                // Somebody goes on, should this one take long.
+                // This thread continues if the callback takes long.
                 start(&mut queue);
             }
             return Some(finish);
@@ -109,7 +110,8 @@ fn next() -> Option<Finish> {
     }
 }
 
-/// Tells nobody any more, and waits for callbacks under way: for the end of the interpreter, which threads must not be inside of then.
+/// Stops all notifications and waits for running callbacks. The interpreter's exit calls this: no thread may be inside
+/// the interpreter then.
 #[pyfunction]
 pub(crate) fn stop_telling(py: Python<'_>) {
     py.detach(|| {

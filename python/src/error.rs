@@ -1,4 +1,4 @@
-//! Errors, as the exceptions that PyTorch has for them.
+//! Conversion of errors to PyTorch's exceptions.
 
 use std::fmt::Display;
 
@@ -6,8 +6,8 @@ use collectives::Error;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
-/// The exception for an error: a wrong argument is a `ValueError`, as everywhere in PyTorch; a peer that is gone is a `DistNetworkError`; all else
-/// is a `DistBackendError`. The words are the error's own.
+/// Returns the exception for an error, with the error's text: `ValueError` for a wrong argument, as everywhere in
+/// PyTorch, `DistNetworkError` for a lost peer or a network error, and `DistBackendError` otherwise.
 pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
     match error {
         Error::InvalidArgument { .. } | Error::Config { .. } => PyValueError::new_err(error.to_string()),
@@ -17,7 +17,7 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
     }
 }
 
-/// An exception of `torch.distributed`.
+/// Returns an exception of this class in `torch.distributed`, or a `RuntimeError` if there is none.
 fn of_torch(py: Python<'_>, name: &str, words: &dyn Display) -> PyErr {
     let class = py.import("torch.distributed").and_then(|module| module.getattr(name));
     match class.and_then(|class| class.call1((words.to_string(),))) {
@@ -26,7 +26,7 @@ fn of_torch(py: Python<'_>, name: &str, words: &dyn Display) -> PyErr {
     }
 }
 
-/// Raises an error of a call.
+/// Converts the error of a call to an exception.
 pub(crate) fn raise<T>(py: Python<'_>, result: Result<T, Error>) -> PyResult<T> {
     result.map_err(|error| exception(py, &error))
 }

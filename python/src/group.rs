@@ -1,7 +1,7 @@
-//! A group of ranks, as PyTorch's process group needs it: each operation blocking, or started.
+//! A group of ranks with the operations of PyTorch's process group, each blocking or started.
 //!
-//! An operation that gets an `owner` is started: the owner is kept until it has ended, and what comes back is its [`Work`]. Without one it has ended
-//! when it returns: that is the short way, on the caller's own thread.
+//! An operation with an `owner` is started: it keeps the owner until it has ended, and returns its [`Work`]. Without an
+//! owner it runs on the calling thread and has ended when it returns, which is faster.
 
 #![expect(unsafe_code, reason = "Python passes addresses of tensors")]
 
@@ -19,20 +19,20 @@ use crate::error::{exception, raise};
 use crate::store::TorchStore;
 use crate::work::Work;
 
-/// Ranks that call each other.
+/// A group of ranks.
 #[pyclass(frozen, module = "collectives_torch._core")]
 pub(crate) struct Group {
-    /// Nothing, once it has been shut down.
+    /// `None` after an abort or a shutdown.
     comm: Mutex<Option<Communicator>>,
-    /// How many calls have begun and not ended.
+    /// The number of calls that have begun and not ended.
     under_way: Arc<AtomicUsize>,
 }
 
-/// How long a group that is shut down leaves calls under way to end by themselves, and how often it looks.
+/// How long a shutdown lets running calls end by themselves, and how often it checks.
 const LAST_CALLS: Duration = Duration::from_millis(50);
 const LOOK: Duration = Duration::from_millis(1);
 
-/// A call under way, until it is dropped.
+/// A guard that counts a call as running until it is dropped.
 pub(crate) struct UnderWay(Arc<AtomicUsize>);
 
 impl UnderWay {
@@ -48,7 +48,7 @@ impl Drop for UnderWay {
     }
 }
 
-/// An op by its number, and the factor of the one that has one.
+/// An op's index in [`ReduceOp::ALL`], and the factor of `PreMulSum`.
 #[derive(Debug, Clone, Copy, FromPyObject)]
 struct Op(u8, f64);
 
@@ -57,34 +57,34 @@ impl Op {
         match (ReduceOp::ALL.get(usize::from(self.0)), self.1) {
             (Some(ReduceOp::PreMulSum(_)), factor) => Ok(ReduceOp::PreMulSum(factor)),
             (Some(op), _) => Ok(*op),
-            (None, _) => Err(Error::InvalidArgument { call: "reduction", reason: format!("there is no op of number {}", self.0) }),
+            (None, _) => Err(Error::InvalidArgument { call: "reduction", reason: format!("there is no op with the number {}", self.0) }),
         }
     }
 }
 
-/// A time in seconds, for as long as there is where it is more than that.
+/// Converts seconds to a duration, at most `Duration::MAX`.
 fn duration(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX)
 }
 
-/// The memory of a tensor that a call uses.
+/// Returns the memory of a tensor that a call uses.
 fn buffer(tensor: Tensor) -> Result<Buffer> {
-    // SAFETY: Python passes the memory of a contiguous tensor that its caller holds during a blocking call, and that the owner holds during a
-    // started one. That the program leaves it alone meanwhile is what PyTorch asks of programs.
+    // SAFETY: Python passes the memory of a contiguous tensor. Its caller holds the tensor during a blocking call, and
+    // the owner holds it during a started one. PyTorch requires programs not to use it meanwhile.
     unsafe { tensor.buffer() }
 }
 
 type Started<B> = Result<collectives::Work<B>>;
 
 impl Group {
-    /// The communicator, with this timeout.
+    /// Returns the communicator with this timeout.
     fn with_timeout(&self, seconds: f64) -> Result<Communicator> {
         let (comm, timeout) = (self.comm.lock().unwrap_or_else(PoisonError::into_inner), duration(seconds));
         let comm = comm.as_ref().ok_or_else(|| Error::Closed { call: "a call of torch.distributed".to_owned() })?;
         Ok(if timeout == comm.timeout() { comm.clone() } else { comm.with_timeout(timeout) })
     }
 
-    /// Makes a call: starts it where there is an owner, and else waits for it without Python's lock.
+    /// Makes a call: starts it if there is an owner, otherwise waits for it without Python's lock.
     fn call<B: Send + 'static>(
         &self,
         py: Python<'_>,
@@ -103,7 +103,7 @@ impl Group {
         self.start(py, seconds, owner, start).map(Some)
     }
 
-    /// Starts a call, which keeps `owner` until it has ended. One that is refused has not begun, and uses no memory.
+    /// Starts a call, which keeps `owner` until it has ended. A refused call has not begun and uses no memory.
     fn start<B: Send + 'static>(
         &self,
         py: Python<'_>,
@@ -116,7 +116,7 @@ impl Group {
         Ok(Work::new(started.erased(), owner, under_way))
     }
 
-    /// Takes the communicator away from later calls.
+    /// Removes the communicator, so that later calls fail.
     fn take(&self) -> Option<Communicator> {
         self.comm.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -124,7 +124,8 @@ impl Group {
 
 #[pymethods]
 impl Group {
-    /// Meets the other ranks over a store. `address` is where they reach this one, where that is not the loopback interface.
+    /// Connects to the other ranks through a store. They reach this rank at `address`, or on the loopback interface if
+    /// it is `None`.
     #[new]
     fn new(py: Python<'_>, store: Py<PyAny>, rank: usize, size: usize, seconds: f64, address: Option<IpAddr>) -> PyResult<Self> {
         let store: Arc<dyn Store> = Arc::new(TorchStore::new(store));
@@ -160,7 +161,7 @@ impl Group {
         self.call(py, seconds, owner, block, |comm| comm.start_broadcast(buffer(tensor)?, root))
     }
 
-    /// Where there is no source, this rank's part lies in its place in the destination.
+    /// Without a source, this rank's part is already at its place in the destination.
     fn all_gather(
         &self,
         py: Python<'_>,
@@ -177,8 +178,8 @@ impl Group {
         self.call(py, seconds, owner, block, |comm| comm.start_all_gather_into(buffer(source)?, buffer(destination)?))
     }
 
-    /// Where counts are given, so many elements go to each rank, and else as many to each.
-    #[expect(clippy::too_many_arguments, reason = "Python passes them by place")]
+    /// With counts, rank `i` gets `counts[i]` elements. Otherwise every rank gets equally many.
+    #[expect(clippy::too_many_arguments, reason = "Python passes them by position")]
     fn reduce_scatter(
         &self,
         py: Python<'_>,
@@ -229,7 +230,7 @@ impl Group {
         self.call(py, seconds, owner, block, |comm| comm.start_scatter_into(there()?, buffer(destination)?, root))
     }
 
-    /// So many elements to each rank, and from each.
+    /// Sends and receives the given number of elements for each rank.
     fn all_to_all(
         &self,
         py: Python<'_>,
@@ -248,24 +249,24 @@ impl Group {
         self.call(py, seconds, owner, Communicator::barrier, Communicator::start_barrier)
     }
 
-    /// Always started: a message may wait for another call of this thread's.
+    /// Always started, because a message may wait for another call of the same thread.
     fn send(&self, py: Python<'_>, tensor: Tensor, to: usize, tag: u64, seconds: f64, owner: Py<PyAny>) -> PyResult<Work> {
         self.start(py, seconds, owner, |comm| comm.start_send(buffer(tensor)?, Envelope::rank(to).tag(tag)))
     }
 
-    /// From any rank where none is named.
+    /// Receives from any rank if `from` is `None`.
     fn recv(&self, py: Python<'_>, tensor: Tensor, from: Option<usize>, tag: u64, seconds: f64, owner: Py<PyAny>) -> PyResult<Work> {
         let envelope = from.map_or_else(Envelope::any, Envelope::rank).tag(tag);
         self.start(py, seconds, owner, |comm| comm.start_recv(buffer(tensor)?, envelope))
     }
 
-    /// Ends all calls, here and at the other ranks.
+    /// Aborts all calls, here and on the other ranks.
     fn abort(&self, py: Python<'_>) {
         py.detach(|| drop(self.take().inspect(Communicator::abort)));
     }
 
-    /// Leaves the group, and waits for nobody: PyTorch asks of programs that their ranks have ended their calls. Calls that have not ended do so now,
-    /// with an error, here and at the other ranks; and what others still wait for this rank to do fails there.
+    /// Leaves the group without waiting for other ranks: PyTorch requires programs to end all calls first. Calls that
+    /// are still running fail, here and on the other ranks. Later calls of other ranks that need this rank fail there.
     fn shut_down(&self, py: Python<'_>) {
         py.detach(|| {
             let Some(comm) = self.take() else { return };

@@ -1,7 +1,8 @@
-//! The Rust side of `collectives_torch`: a group of ranks over a store of PyTorch's, its calls on memory of tensors, and their ends.
+//! The Rust side of `collectives_torch`: a group of ranks over a PyTorch store, calls on tensor memory, and their ends.
 //!
-//! Python passes addresses, lengths and types of tensors and keeps nothing else: a call owns a reference to what it was given (`owner`) until it
-//! has ended, so a tensor that nobody else holds stays where it is. What has to be copied before or after a call, Python copies.
+//! Python passes the addresses, lengths and types of tensors. A started call owns a reference to its tensors (`owner`)
+//! until it has ended, so their memory stays valid if the program drops them. Python makes all copies before and after
+//! a call.
 
 mod buffer;
 mod completion;
@@ -12,7 +13,7 @@ mod work;
 
 use pyo3::prelude::*;
 
-/// What Python imports as `collectives_torch._core`.
+/// The module that Python imports as `collectives_torch._core`.
 #[pymodule(name = "_core")]
 mod core {
     #[pymodule_export]

@@ -1,4 +1,4 @@
-//! A store of PyTorch's as the crate's: every call goes through the Python object.
+//! A PyTorch store as a store of the crate: every call goes through the Python object.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use collectives::{Error, Result};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDelta};
 
-/// Waits that are shorter than this look again and again, so often.
+/// Waits shorter than `SHORT` poll every `LOOK`.
 const SHORT: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(2);
 
@@ -15,7 +15,7 @@ fn timed_out(doing: String, elapsed: Duration) -> Error {
     Error::Timeout { doing, elapsed, missing: Vec::new(), arrived: Vec::new(), meanwhile: Vec::new() }
 }
 
-/// Any of PyTorch's stores.
+/// Any PyTorch store.
 pub(crate) struct TorchStore {
     store: Py<PyAny>,
 }
@@ -25,7 +25,7 @@ impl TorchStore {
         Self { store }
     }
 
-    /// Looks for keys until they are there, or the time is over.
+    /// Polls for keys until all exist or the timeout has passed.
     fn look_for(&self, keys: &[&str], timeout: Duration, began: Instant) -> Result<()> {
         while !self.check(keys)? {
             let left = timeout.saturating_sub(began.elapsed());
@@ -37,7 +37,7 @@ impl TorchStore {
         Ok(())
     }
 
-    /// Makes a call, and puts what it raises into words.
+    /// Makes a call and converts an exception to an error.
     fn call<T>(&self, doing: &str, timeout: Option<Duration>, call: impl for<'py> Fn(&Bound<'py, PyAny>) -> PyResult<T>) -> Result<T> {
         let began = Instant::now();
         let outcome = Python::try_attach(|py| {
@@ -53,14 +53,14 @@ impl TorchStore {
     }
 }
 
-/// Whether a store gave up waiting: its own exceptions do not say so by their type alone.
+/// Whether a store's wait has timed out. The type of the exception alone does not tell.
 fn is_timeout(py: Python<'_>, error: &PyErr) -> bool {
     let words = error.value(py).to_string().to_lowercase();
     words.contains("timeout") || words.contains("timed out")
 }
 
 fn delta(py: Python<'_>, time: Duration) -> PyResult<Bound<'_, PyDelta>> {
-    // Stores take a time of zero for none at all, and count in milliseconds.
+    // Stores read a time of zero as no timeout, and count in milliseconds.
     let millis = time.as_millis().clamp(1, i32::MAX as u128) as i64;
     let (seconds, rest) = (millis / 1000, millis % 1000);
     PyDelta::new(py, (seconds / 86_400) as i32, (seconds % 86_400) as i32, (rest * 1000) as i32, true)
@@ -97,7 +97,7 @@ impl Store for TorchStore {
 
     fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
         let began = Instant::now();
-        // Stores of PyTorch's log every wait that ends without its keys, and short ones are meant to.
+        // PyTorch's stores log every wait that ends without its keys, and short waits often do.
         if timeout < SHORT {
             return self.look_for(keys, timeout, began);
         }

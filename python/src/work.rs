@@ -1,4 +1,4 @@
-//! A call that was started, as Python sees it.
+//! Started calls, as Python sees them.
 
 use std::any::Any;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
@@ -13,10 +13,10 @@ use crate::group::UnderWay;
 
 type Started = collectives::Work<Box<dyn Any + Send>>;
 
-/// How long a wait goes on before it looks whether the user has asked for an end.
+/// How long a wait lasts before it checks for signals, such as an interrupt by the user.
 const SLICE: Duration = Duration::from_millis(200);
 
-/// A call under way.
+/// A started call.
 #[pyclass(frozen, module = "collectives_torch._core")]
 pub(crate) struct Work {
     state: Mutex<State>,
@@ -24,13 +24,13 @@ pub(crate) struct Work {
 
 enum State {
     Started(Started),
-    /// The rank whose message came, for a receive.
+    /// The source of the message, for a receive.
     Done(Option<usize>),
     Failed(Error),
 }
 
 impl State {
-    /// What became of a call. A receive gives its source.
+    /// Returns the state of an ended call, with the source of a receive.
     fn of(ended: Result<Box<dyn Any + Send>, Error>) -> Self {
         match ended {
             Ok(given_back) => {
@@ -42,7 +42,7 @@ impl State {
 }
 
 impl Work {
-    /// The handle of a started call, which keeps `owner` until it has ended, and is under way so long.
+    /// Wraps a started call, which keeps `owner` and counts as running until it ends.
     pub(crate) fn new(started: Started, owner: Py<PyAny>, under_way: UnderWay) -> Self {
         started.on_end(move || {
             drop(under_way);
@@ -55,11 +55,11 @@ impl Work {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the end for at most `limit`; whether it has come.
+    /// Waits at most `limit` for the end of the call, and returns whether it has ended.
     fn wait_within(&self, limit: Duration) -> bool {
         let mut state = self.lock();
         let State::Started(started) = &mut *state else { return true };
-        let ended = match started.wait_deadline(limit) {
+        let ended = match started.wait_timeout(limit) {
             Ok(None) => return false,
             Ok(Some(given_back)) => Ok(given_back),
             Err(error) => Err(error),
@@ -68,7 +68,7 @@ impl Work {
         true
     }
 
-    /// Looks at the state, without Python's lock: somebody may be waiting with the state's.
+    /// Reads the state without Python's lock, because a waiting thread may hold the state's lock.
     fn look<R: Send>(&self, py: Python<'_>, look: impl FnOnce(&State) -> R + Send) -> R {
         py.detach(|| look(&self.lock()))
     }
@@ -84,7 +84,7 @@ impl Work {
 
 #[pymethods]
 impl Work {
-    /// Waits for the end of the call, for so many seconds where a limit is given; whether it has come. Raises what the call met.
+    /// Waits for the call's end, at most `seconds` if given. Returns whether it has ended; raises its error.
     #[pyo3(signature = (seconds = None))]
     fn wait(&self, py: Python<'_>, seconds: Option<f64>) -> PyResult<bool> {
         let limit = seconds.map_or(Duration::MAX, |seconds| Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX));
@@ -101,17 +101,17 @@ impl Work {
         }
     }
 
-    /// Whether the call has ended, well or not.
+    /// Returns whether the call has ended, with or without an error.
     fn is_done(&self) -> bool {
         match self.state.try_lock() {
             Ok(state) => !matches!(&*state, State::Started(started) if !started.is_done()),
-            // Somebody waits for it.
+            // Another thread is waiting for the call.
             Err(TryLockError::WouldBlock) => false,
             Err(TryLockError::Poisoned(_)) => true,
         }
     }
 
-    /// The exception that the call ended with, where it has ended so.
+    /// Returns the exception that the call ended with, if any.
     fn exception(&self, py: Python<'_>) -> Option<PyErr> {
         if self.is_done() {
             py.detach(|| self.wait_within(Duration::ZERO));
@@ -119,7 +119,7 @@ impl Work {
         self.outcome(py).err()
     }
 
-    /// The rank whose message a receive got.
+    /// Returns the rank whose message a receive got.
     fn source(&self, py: Python<'_>) -> Option<usize> {
         self.look(py, |state| match state {
             State::Done(source) => *source,
@@ -127,7 +127,7 @@ impl Work {
         })
     }
 
-    /// Has `callback` called without arguments when the call has ended, on the one thread that does so.
+    /// Calls `callback` without arguments when the call has ended, on the notification thread.
     fn on_end(&self, py: Python<'_>, callback: Py<PyAny>) {
         let tell = move || {
             completion::tell(Box::new(move |py| {

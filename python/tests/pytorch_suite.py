@@ -1,13 +1,15 @@
-"""Runs the tests that PyTorch ships for its backends, from the wheel that is installed, on this backend.
+"""Runs the tests that PyTorch ships for its backends, from the installed wheel, on this backend.
 
 usage: pytorch_suite.py [--suite backends|ddp-with-rpc] [--backend collectives|gloo] [--world-size N] [--jobs N] [--seconds N] [--keep FILE] [--hold-against FILE]
                         [--verbose] [TEST ...]
 
-"backends" are the tests for backends on N ranks, "ddp-with-rpc" those of DDP beside remote calls, on as many as each wants.
-PyTorch's file asks by name what a backend can do, and knows nothing of ours: so ours is registered under the name of Gloo, of which the same is
-expected, too. `--keep` writes what became of each test, the skipped ones under PyTorch's reason. `--hold-against` fails where a test of such a list does not pass
-that passed there, is skipped that was not, or for another reason, or stands in no list. No test is left out here. Ranks are forked from a process
-that has imported everything: an import takes longer than a test.
+"backends" are the tests for backends on N ranks. "ddp-with-rpc" are those of DDP with RPC, on as many ranks as each
+needs. PyTorch's test file checks by name what a backend can do, and does not know ours. So ours is registered as Gloo,
+of which the same is expected. No test is left out here. Ranks are forked from a process that has imported everything,
+because an import takes longer than a test.
+
+`--keep` writes the outcome of each test, with PyTorch's reason for skipping. `--hold-against` compares with such a
+file. It fails if a test no longer passes, is skipped newly or for another reason, or is missing in the file.
 """
 
 import argparse
@@ -21,9 +23,9 @@ import time
 import unittest
 from collections import Counter
 
-# Tests that look at the backend's name: there it has its own.
+# Tests that check the backend's name. In these it has its own.
 OF_THE_NAME = ["test_ddp_logging_data_cpu"]
-# Why PyTorch skips tests that need no MPI, and only go by its name: here every backend runs them.
+# PyTorch skips some tests for this reason although they do not need MPI. Here every backend runs them.
 OF_MPI = "Only MPI supports"
 
 
@@ -42,7 +44,7 @@ def arguments():
 
 
 def environment(options, folder):
-    """What PyTorch's file reads when it is imported."""
+    """Sets the variables that PyTorch's test file reads when it is imported."""
     os.environ.update(
         BACKEND="gloo",
         WORLD_SIZE=str(options.world_size),
@@ -56,7 +58,7 @@ def environment(options, folder):
 
 
 def suite_classes(options):
-    """The classes of a suite, whose ranks run on the backend."""
+    """Returns the test classes of a suite, with ranks on the backend."""
     import torch
     import torch.distributed as dist
 
@@ -72,7 +74,7 @@ def suite_classes(options):
 
 
 def forked(*bases):
-    """A class of tests whose ranks are forked."""
+    """Returns a test class whose ranks are forked."""
     import torch
 
     class Suite(*bases):
@@ -82,7 +84,8 @@ def forked(*bases):
 
         @classmethod
         def _run(cls, *arguments, **named):
-            # PyTorch makes a forked process a new pool of threads when it first wants one, and aborts where two threads do at once.
+            # In a forked process, PyTorch creates a new thread pool on first use, and aborts if two threads do so at
+            # once.
             torch.set_num_threads(1)
             super()._run(*arguments, **named)
 
@@ -93,7 +96,8 @@ def of_backends(options):
     from torch.testing._internal.distributed import distributed_test
 
     if options.backend == "collectives":
-        # Events of the profiler begin on one thread and end on another, which works in C++ alone can do; the calls are tested all the same.
+        # Profiler events begin on one thread and end on another, which is possible only for works in C++. The calls are
+        # still tested.
         distributed_test.PROFILING_SUPPORTED_BACKENDS = []
         distributed_test.SEND_RECV_PROFILING_SUPPORTED_BACKENDS = []
     suite = forked(distributed_test.TestDistBackend, distributed_test.DistributedTest._DistTestBase)
@@ -118,11 +122,11 @@ def names_of(suite):
 
 
 def run_one(suite, name, channel, backend, verbose):
-    """Runs a test in a process of its own, from which the ranks are forked, with folders of its own."""
+    """Runs a test in its own process, from which the ranks are forked, with its own folders."""
     os.setpgid(0, 0)
     folder = tempfile.mkdtemp(prefix="collectives-torch-")
     os.environ.update(TEMP_DIR=folder, INIT_METHOD=f"file://{folder}/shared_init_file")
-    # Ranks that are killed leave what they made there.
+    # Killed ranks leave their files there.
     tempfile.tempdir = os.environ["TMPDIR"] = folder
     module = sys.modules.get("torch.testing._internal.distributed.distributed_test")
     if module:
@@ -149,7 +153,7 @@ def run_one(suite, name, channel, backend, verbose):
 
 
 def run_all(options, tests):
-    """Runs tests, by name with their classes, side by side; gives the outcome of each."""
+    """Runs tests (a map from name to class) in parallel and returns the outcome of each."""
     context = multiprocessing.get_context("fork")
     outcomes, waiting, running = {}, list(reversed(tests)), {}
     while waiting or running:
@@ -215,7 +219,7 @@ def ranks(options):
 
 
 def by_outcome(found):
-    """Outcomes with the names of their tests, those of the most tests first; what passed before all."""
+    """Returns outcomes with the names of their tests: passed ones first, then by number of tests."""
     names = {}
     for name, outcome in sorted(found.items()):
         names.setdefault(outcome, []).append(name)
@@ -230,7 +234,7 @@ def keep(options, found):
 
 
 def kept(path):
-    """What became of each test, by a file that `keep` wrote."""
+    """Reads the outcome of each test from a file that `keep` wrote."""
     found, outcome = {}, None
     with open(path) as file:
         for line in file:
@@ -242,7 +246,7 @@ def kept(path):
 
 
 def judge(options, found):
-    """Whether what became of the tests is what is expected."""
+    """Whether the outcomes of the tests are as expected."""
     if not options.hold_against:
         return "failed" not in found.values()
     expected = kept(options.hold_against)

@@ -1,4 +1,4 @@
-"""Ranks for tests: processes forked from one that has imported PyTorch, which meet in a file."""
+"""Ranks for tests: processes forked from one that has imported PyTorch. They connect through a file."""
 
 import multiprocessing
 import multiprocessing.connection
@@ -20,7 +20,7 @@ SECONDS = 60
 
 
 class Killed(Exception):
-    """A rank that did not come to its end."""
+    """A rank died or did not end in time."""
 
 
 def _rank(program, rank, size, folder, channel, backend, seconds, arguments):
@@ -43,7 +43,10 @@ def _rank(program, rank, size, folder, channel, backend, seconds, arguments):
 
 
 def run(size, program, *arguments, backend="collectives", seconds=SECONDS, lost=()):
-    """Runs `program(rank, size, *arguments)` on each rank; what each returned, in their order. Ranks in `lost` may die: their result is None."""
+    """
+    Runs `program(rank, size, *arguments)` on each rank and returns the results in rank order. Ranks in `lost` may die:
+    their result is None.
+    """
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory(prefix="collectives-torch-") as folder:
         ranks = []
@@ -88,7 +91,7 @@ def die():
 
 
 def heard(call):
-    """What a call raised: its type's name and its words."""
+    """Returns the type name and the text of the error that a call raises."""
     try:
         call()
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Calls on tensors as programs have them: of every type, shape and layout."""
+"""Calls on tensors of every type, shape and layout."""
 
 import itertools
 import threading
@@ -14,7 +14,7 @@ SHAPES = [(), (0,), (1,), (7,), (3, 5), (0, 4), (70_001,)]
 
 
 def of_rank(rank, shape, dtype):
-    """Small numbers, whose sums every type holds."""
+    """Returns small numbers, whose sums fit every type."""
     count = torch.Size(shape).numel()
     return ((torch.arange(count) * 7 + rank * 3) % 11).reshape(shape).to(dtype)
 
@@ -55,7 +55,7 @@ def layouts(rank, size):
         if asynchronous:
             work.wait()
         assert torch.equal(strided, sum((torch.arange(24.0).reshape(4, 6) + other).t()[1::2] for other in range(size)))
-    # A part in its own place, and in another rank's.
+    # This rank's part at its own place, and at another rank's.
     for place in (rank, (rank + 1) % size):
         room = torch.full((size, 3), -1.0)
         room[place] = rank
@@ -71,7 +71,7 @@ def layouts(rank, size):
 
 
 def arranged(tensor, how):
-    """The same elements: contiguous, a transposed view, every second row of more, or part of a larger tensor that begins elsewhere."""
+    """Returns the same elements: contiguous, or as a transposed view, every second row, or part of a larger tensor."""
     if how == "transposed":
         return tensor.t().contiguous().t()
     if how == "spread":
@@ -94,7 +94,7 @@ def ended(work):
 
 
 def rows_between(source, target, dtype, count, width):
-    """What one rank sends another: rows that no other pair has."""
+    """Returns the rows that one rank sends another, with values that depend on the pair."""
     return ((torch.arange(count * width) + 5 * source + 3 * target) % 100).reshape(count, width).to(dtype)
 
 
@@ -191,7 +191,7 @@ def in_flight(rank, size):
         assert torch.equal(tensor, torch.full((64,), float(number * size + sum(range(size)))))
     values = [future.then(lambda ended: ended.value()[0][0].item()).wait() for future in futures]
     assert values == [float(number * size + sum(range(size))) for number in range(0, 1000, 3)]
-    # Nobody keeps the tensor or the work.
+    # The program keeps neither the tensors nor the works.
     for _ in range(100):
         dist.all_reduce(torch.ones(1000), async_op=True)
     dist.barrier()
@@ -213,7 +213,7 @@ def callbacks_that_wait(rank, size):
 
 
 def ends_that_are_seen(rank, size):
-    """Whoever sees an end sees the result, wherever it has to be put."""
+    """A program that sees the end of a call also sees the result, even if it must be copied to its place."""
     for how in ("wait", "poll", "future and wait"):
         for _ in range(4):
             tensor = torch.ones(500, 700).t()
@@ -278,7 +278,7 @@ def refusals(rank, size):
 
 
 def kinds_that_are_more_than_elements():
-    """Tensors whose memory does not say all of them, with a word of the refusal."""
+    """Yields tensors that are more than their elements, each with a word of the error."""
     quantized = [torch.quantize_per_tensor(torch.ones(4), 0.1, 0, dtype) for dtype in (torch.quint8, torch.qint8, torch.qint32)]
     by_channel = torch.quantize_per_channel(torch.ones(2, 2), torch.tensor([0.1, 0.2]), torch.zeros(2), 0, torch.quint8)
     yield from ((tensor, "quantized") for tensor in (*quantized, by_channel))
@@ -292,7 +292,7 @@ def kinds_that_are_more_than_elements():
 
 
 def with_tensor(tensor, rank, size):
-    """Every operation, with the tensor in each place where one goes."""
+    """Yields every operation, with the tensor in each place that takes one."""
     plain, root = torch.ones(4), rank == 0
     many, plenty = [tensor] * size, [plain] * size
     yield lambda: dist.broadcast(tensor, 0)
@@ -315,7 +315,7 @@ def with_tensor(tensor, rank, size):
 
 
 def refuses_what_is_more_than_elements(rank, size):
-    """Before anything is sent: the group is as before."""
+    """Tensors are refused before anything is sent, so the group can still be used."""
     for tensor, word in kinds_that_are_more_than_elements():
         for at, call in enumerate(with_tensor(tensor, rank, size)):
             try:
@@ -333,7 +333,7 @@ def refuses_what_is_more_than_elements(rank, size):
 
 
 def negative_views(rank, size):
-    """The sign that a bit of the view says goes along. Conjugate views PyTorch itself refuses."""
+    """The sign from a view's negative bit is sent too. PyTorch itself refuses conjugate views."""
     view, of_all = torch._neg_view(torch.full((3,), rank + 1.0)), [torch.full((3,), -(other + 1.0)) for other in range(size)]
     gathered, parts, part = torch.zeros(size, 3), [torch.zeros(3) for _ in range(size)], torch.zeros(3)
     dist.all_gather_into_tensor(gathered, view)
@@ -345,7 +345,7 @@ def negative_views(rank, size):
 
 
 def in_inference_mode(rank, size):
-    """Tensors that were made there may be waited for elsewhere."""
+    """Calls on tensors that were made in inference mode may be waited for outside it."""
     with torch.inference_mode():
         rows, outputs = torch.ones(3, 2), [torch.zeros(2) for _ in range(size)]
         works = [dist.all_reduce(rows[:, 0], async_op=True), dist.all_gather(outputs, torch.ones(2), async_op=True)]
@@ -377,7 +377,7 @@ def uneven_parts(rank, size):
 
 
 def fake_tensors(rank, size):
-    """Calls on tensors that have a shape alone move nothing, as with Gloo."""
+    """Calls on tensors that have only a shape move nothing, as with Gloo."""
     with FakeTensorMode():
         tensor, parts = torch.ones(4), [torch.ones(4) for _ in range(size)]
         whole, root = torch.ones(4 * size), rank == 0
@@ -399,7 +399,7 @@ def fake_tensors(rank, size):
 
 
 def tensors_of_one_element(rank, size):
-    """Several elements that are one in memory may be read, and not written."""
+    """Elements that share one place in memory may be read, but not written."""
     def spread(value):
         return torch.full((1,), float(value)).expand(4)
 
@@ -422,13 +422,15 @@ def tensors_of_one_element(rank, size):
         try:
             call()
         except RuntimeError as error:
-            assert "one in memory" in str(error), error
+            assert "share memory" in str(error), error
         else:
             raise AssertionError("elements that are one were written")
 
 
 def several_of_which_one_is_refused(rank, size):
-    """Of several calls as one none has begun when one is refused: the next call of each rank meets the others'."""
+    """
+    If one of several coalesced calls is refused, none of them has begun: the next calls of all ranks still match.
+    """
     world, whole, wrong = dist.group.WORLD, torch.ones(size), torch.zeros(1).expand(size)
     for call in (
         lambda: world.allreduce_coalesced([whole, wrong]),
@@ -448,7 +450,7 @@ def several_of_which_one_is_refused(rank, size):
 
 
 def values_of_futures(rank, size):
-    """As with Gloo: a list of the tensors."""
+    """A future's value is a list of the tensors, as with Gloo."""
     tensor, parts = torch.ones(1), [torch.zeros(1) for _ in range(size)]
     for work in (dist.group.WORLD.allgather([parts], [tensor]), dist.all_gather(parts, tensor, async_op=True)):
         assert [value.data_ptr() for value in work.get_future().wait()] == [part.data_ptr() for part in parts]
@@ -457,7 +459,7 @@ def values_of_futures(rank, size):
 
 
 def among_others(rank, size):
-    """Gloo stands here where NCCL would: the group is PyTorch's own."""
+    """Gloo takes the place of NCCL here. The group is of PyTorch's own class."""
     world = dist.group.WORLD
     assert type(world) is dist.ProcessGroup and {device.type for device in world._device_types} == {"cpu", "cuda"}
     assert world._get_backend(torch.device("cpu")).getBackendName() == "collectives"

@@ -1,4 +1,4 @@
-"""Calls inside of what torch.compile compiles: the same results as with Gloo, at the first run and when the compiled code is there."""
+"""Calls in compiled functions and models give the same results as with Gloo, in the first run and in later ones."""
 
 import unittest
 
@@ -29,7 +29,7 @@ def trained(net, rank):
 
 
 def trains(rank, size):
-    """DDP that is compiled, DDP of what is compiled, and both, as Lightning's Fabric does."""
+    """Trains compiled DDP, DDP of a compiled model, and both, as Lightning's Fabric does."""
     inner = torch.compile(model(), backend="eager")
     nets = (
         torch.compile(DistributedDataParallel(model()), backend="eager"),

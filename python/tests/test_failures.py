@@ -1,4 +1,4 @@
-"""What a rank hears when something fails: in time, in words, and of a type that programs for PyTorch catch."""
+"""Errors when something fails: their time, their text, and their type, which PyTorch programs catch."""
 
 import gc
 import os
@@ -79,7 +79,7 @@ def late_for_a_monitored_barrier(rank, size):
 
 
 def takes_longer_than_its_timeout(rank, size):
-    """All come, and the time of rank 0 is too short for so much."""
+    """All ranks make the call, but rank 0's timeout is too short for so much data."""
     tensor = torch.ones(1 << 26)
     options = dist.AllreduceOptions()
     options.timeout = timedelta(milliseconds=3 if rank == 0 else 40_000)
@@ -89,7 +89,7 @@ def takes_longer_than_its_timeout(rank, size):
 
 
 def cannot_start_a_thread(rank, size):
-    """A receive that needs the first thread of its kind where the system gives none; then its tensor is let go of."""
+    """Starts a receive that needs a first thread when the system allows none, then drops its tensor."""
     if rank == 1:
         dist.barrier()
         dist.send(torch.full((1 << 22,), 7, dtype=torch.uint8), 0, tag=1)
@@ -106,7 +106,7 @@ def cannot_start_a_thread(rank, size):
     gc.collect()
     later = [torch.zeros(1 << 22, dtype=torch.uint8) for _ in range(4)]
     dist.barrier()
-    # The receive that was refused has not begun, so the message is there for this one.
+    # The refused receive has not begun, so this one gets the message.
     received = torch.zeros(1 << 22, dtype=torch.uint8)
     dist.recv(received, 1, tag=1)
     dist.recv(torch.zeros(1), 1, tag=2)
@@ -119,7 +119,7 @@ def leaves_without_a_word(rank, size):
     work = dist.all_reduce(tensor, async_op=True)
     if rank == 0:
         work.wait()
-    # Nobody destroys the group, and the process is over with what it has.
+    # The process ends without destroying the group.
     print(tensor)
     os._exit(0)
 
@@ -178,7 +178,7 @@ class Failures(unittest.TestCase):
         self.assertIsNotNone(outcomes[1][0])
 
     def test_a_time_that_is_too_short_blames_nobody_who_came(self):
-        # In shared memory a rank may find all that it needs whenever it looks. Over TCP it waits, and looks at its deadline.
+        # In shared memory a rank may find all its data whenever it checks. Over TCP it waits, and checks its deadline.
         with mock.patch.dict(os.environ, COLLECTIVES_TRANSPORT="tcp"):
             heard = run(2, takes_longer_than_its_timeout)
         for rank, outcomes in enumerate(heard):

@@ -1,4 +1,4 @@
-"""How long calls may take, and how groups are split and end."""
+"""Timeouts of calls, and how groups are split and ended."""
 
 import re
 import sys
@@ -43,7 +43,7 @@ def pair():
     return [torch.ones(2), torch.ones(2)]
 
 
-# Calls that rank 0 of two cannot end alone, by the options that they take.
+# Calls that rank 0 of two cannot complete alone: the type of their options, their root, the call.
 WITH_OPTIONS = [
     (AllreduceOptions, None, lambda group, options: group.allreduce([one()], options)),
     (AllreduceOptions, None, lambda group, options: group.allreduce([torch.ones(2).to_sparse()], options)),
@@ -91,7 +91,7 @@ def calls_that_take_too_long(rank, size):
 
 
 def the_form_with_a_timeout(rank, size):
-    """It gives what the form with options gives."""
+    """The form with a timeout gives the same results as the form with options."""
     world, long = dist.group.WORLD, timedelta(seconds=50)
     mine = torch.full((2,), float(rank))
     total = torch.full((2,), float(sum(range(size))))
@@ -121,7 +121,7 @@ def the_form_with_a_timeout(rank, size):
 
 
 def waits_for_messages(rank, size):
-    """PyTorch passes no timeout with a message: the group's holds, or that of the wait."""
+    """PyTorch passes no timeout with a message, so the timeout of the group or of the wait applies."""
     group = dist.new_group([0, 1])
     dist.set_timeout(SHORT, group)
     outcomes = []
@@ -185,7 +185,7 @@ def shuts_down(rank, size):
 
 
 def shuts_down_beside_calls(rank, size, kind):
-    """Calls whose peers never come: started ones, one that a thread waits in, a message."""
+    """Shuts down beside a call whose peer never comes: a started one, one that a thread waits in, or a message."""
     group, outcome, ended = dist.new_group([0, 1]), [], threading.Event()
     dist.barrier()
     seconds = None
@@ -202,7 +202,7 @@ def shuts_down_beside_calls(rank, size, kind):
             thread = threading.Thread(target=wait)
             thread.start()
             while (frame := sys._current_frames().get(thread.ident)) is None or frame.f_code.co_name != "_call":
-                pass  # it is on its way there
+                pass  # until the thread is about to make the call
         else:
             work = dist.all_reduce(tensor, group=group, async_op=True) if kind == "started" else dist.irecv(tensor, 1, group=group)
         began = time.monotonic()
@@ -217,7 +217,7 @@ def shuts_down_beside_calls(rank, size, kind):
 
 
 def ends_what_can_end(rank, size):
-    """Calls that all ranks have made end well, though nobody has waited for them."""
+    """Calls that all ranks have made end without an error before their group is destroyed."""
     for _ in range(20):
         group = dist.new_group([0, 1])
         works = [dist.all_reduce(one(), group=group, async_op=True) for _ in range(5)]
@@ -226,7 +226,7 @@ def ends_what_can_end(rank, size):
 
 
 def for_cuda_tensors(rank, size):
-    """CPU tensors go where the program has said, whatever this backend could serve."""
+    """CPU tensors go to the backend that the program named, although this one could serve them."""
     world = dist.group.WORLD
     assert type(world) is dist.ProcessGroup
     assert type(world._get_backend(torch.device("cpu"))) is dist.ProcessGroupGloo
@@ -244,7 +244,7 @@ def for_cuda_tensors_alone(rank, size):
 
 def splits(rank, size):
     world = torch.ones(3) * (rank + 1)
-    for _ in range(2):  # each of its own
+    for _ in range(2):  # each split makes new groups
         part = dist.split_group(split_ranks=[list(range(size - 1)), [size - 1]], timeout=timedelta(seconds=50))
         members = list(range(size - 1)) if rank < size - 1 else [rank]
         assert dist.get_process_group_ranks(part) == members
@@ -266,7 +266,7 @@ def splits(rank, size):
     alone = dist.group.WORLD.split_group([rank])
     dist.all_reduce(room, group=alone)
     assert torch.equal(room, torch.ones(3))
-    # Ranks that are in no part. A split by fewer ranks comes last: all count PyTorch's splits for the names.
+    # Ranks that are in no part. A split by fewer ranks comes last, because PyTorch names groups by counting splits.
     pair = dist.split_group(split_ranks=[[0, 1]])
     if rank > 1:
         assert pair is dist.GroupMember.NON_GROUP_MEMBER
@@ -280,7 +280,7 @@ def splits(rank, size):
 
 
 def groups_of_one(rank, size):
-    """Each rank makes one of itself, which PyTorch gives the same name everywhere."""
+    """Each rank makes a group of itself alone. PyTorch gives all of them the same name."""
     pair = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])[0]
     alone, _ = dist.new_subgroups(group_size=1, group=pair)
     tensor = torch.ones(3)
@@ -291,7 +291,7 @@ def groups_of_one(rank, size):
 
 
 def splits_of_several_backends(rank, size):
-    """There PyTorch's own code asks the backend for its part."""
+    """In a group of several backends, PyTorch's own code asks each backend for its part."""
     for _ in range(2):
         part = dist.split_group(split_ranks=[[1, 0], [2]])
         tensor = torch.full((3,), float(rank + 1))
@@ -313,7 +313,7 @@ class Groups(unittest.TestCase):
                 self.assertIn(kind, ("DistBackendError", "RuntimeError"))
                 self.assertIn("rank 1", words)
                 after = float(re.search(r"after ([0-9.]+) s", words)[1])
-                self.assertTrue(0.3 <= after < 25, words)  # the group has 50
+                self.assertTrue(0.3 <= after < 25, words)  # the group's timeout is 50 s
 
     def test_the_form_with_a_timeout_gives_the_same(self):
         for size in (1, 2, 3):
@@ -322,7 +322,7 @@ class Groups(unittest.TestCase):
     def test_messages_have_the_groups_timeout_or_the_waits(self):
         waited, received = run(2, waits_for_messages)[0]
         self.assertEqual(waited[0], "DistBackendError")
-        self.assertIn("goes on", waited[1])
+        self.assertIn("still running", waited[1])
         self.assertEqual(received[0], "DistBackendError")
         self.assertIn("rank 1", received[1])
 
@@ -371,7 +371,7 @@ class Groups(unittest.TestCase):
     def test_a_group_of_several_backends_is_split(self):
         refused = run(3, splits_of_several_backends, backend="cpu:collectives,cuda:gloo")
         self.assertEqual([kind for kind, _ in refused], [None, None, "RuntimeError"])
-        self.assertIn("rank 2 is in no part", refused[2][1])
+        self.assertIn("rank 2 is in none of the new groups", refused[2][1])
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ import unittest
 import collectives_torch
 
 SOURCE = pathlib.Path(__file__).resolve().parents[1]
-# Runs the script with other data on each rank: only averaged gradients leave their weights alike. To a file of each rank's own, since lines of
-# ranks that share a stream come in pieces.
+# Runs the script with different data on each rank: only averaged gradients keep the weights equal. Each rank writes its
+# own file, because lines of ranks that share a stream may be broken up.
 AROUND = """
 import json, os, runpy, sys, torch
 torch.manual_seed(int(os.environ["RANK"]))
@@ -25,7 +25,7 @@ with open("ended" + os.environ["RANK"], "w") as file:
 
 
 def script():
-    """The first block of Python."""
+    """Returns the README's first block of Python."""
     return (SOURCE / "README.md").read_text().split("```python\n", 1)[1].split("```", 1)[0]
 
 

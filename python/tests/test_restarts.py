@@ -1,4 +1,4 @@
-"""Ranks that torchrun starts anew when one has died: they find a store with the keys of those before."""
+"""Ranks that torchrun restarts after one has died find a store with the keys of the earlier attempt."""
 
 import os
 import pathlib
@@ -8,7 +8,7 @@ import sys
 import tempfile
 import unittest
 
-# Rank 1 dies in its first life; each rank says what it has summed in the second.
+# Rank 1 dies in the first attempt. In the second, each rank writes its sum to a file.
 SCRIPT = """
 import os, pathlib, signal, torch, torch.distributed as dist, collectives_torch
 dist.init_process_group("collectives")

@@ -1,4 +1,4 @@
-"""PyTorch's ways to train on several ranks, against one process."""
+"""PyTorch's ways to train on several ranks, compared with one process."""
 
 import tempfile
 import unittest

@@ -1,4 +1,4 @@
-"""Works that C++ keeps when Python has let go of them, and what DDP makes of such works."""
+"""Works that C++ keeps after Python has dropped them, and how DDP uses such works."""
 
 import gc
 import threading
@@ -20,7 +20,7 @@ SHORT = timedelta(milliseconds=200)
 
 
 def left_to_cpp(work):
-    """C++'s half of a work, with a new Python object, after all that Python had of the old one is gone."""
+    """Returns the C++ half of a work in a new Python object, after the old Python object is gone."""
     boxed, python = work.boxed(), weakref.ref(work)
     del work
     gc.collect()
@@ -64,7 +64,7 @@ def outlives_python(rank, size, kind):
 
 
 def ends_without_a_wait(rank, size):
-    """As with DDP's buckets, whose works are dropped for their futures."""
+    """Keeps only the future of a work, as DDP does for its buckets."""
     ended = threading.Event()
     tensor = torch.ones(3)
     held = [dist.all_reduce(tensor, async_op=True)]
@@ -105,7 +105,7 @@ def takes_too_long(rank, size):
 
 
 def keeps_nothing(rank, size):
-    """Neither a work that ended well, nor one that failed, has anything when it is gone."""
+    """A dropped work keeps no tensor alive, whether it succeeded or failed."""
     tensor = torch.ones(3)
     dist.all_reduce(tensor, async_op=True).wait()
     group = dist.new_group([0, 1], timeout=SHORT)
@@ -118,14 +118,14 @@ def keeps_nothing(rank, size):
     dist.barrier()
     gone = [weakref.ref(tensor), weakref.ref(failed)]
     del tensor, failed
-    deadline = time.monotonic() + 30  # the thread that tells of ends may be about to let go
+    deadline = time.monotonic() + 30  # the notification thread may still hold a reference
     while any(each() is not None for each in gone) and time.monotonic() < deadline:
         gc.collect()
     return [each() is None for each in gone]
 
 
 def futures(rank, size):
-    """One that is asked for after the end has ended."""
+    """A future that is requested after the end of its call has ended already."""
     tensor = torch.ones(2)
     work = dist.all_reduce(tensor, async_op=True)
     work.wait()
@@ -162,7 +162,10 @@ def join(rank, size):
 
 
 def joins(rank, size, by_initial_size):
-    """Uneven inputs. Beside DDP is its definition: in each step the gradients of who has inputs, over how many they are or began."""
+    """
+    Trains DDP on uneven inputs, and compares it with its definition: each step sums the gradients of the ranks that
+    still have inputs, and divides by the number of these ranks or of all ranks.
+    """
     net, alike = DistributedDataParallel(model()), model()
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (net, alike)]
     everybodys = [inputs_of(other) for other in range(size)]
@@ -236,7 +239,7 @@ class Works(unittest.TestCase):
         self.assertIn("rank 1", call[1])
         for name, words in waits:
             self.assertEqual(name, "DistBackendError", words)
-            self.assertIn("goes on", words)
+            self.assertIn("still running", words)
 
     def test_a_work_keeps_nothing_when_it_is_gone(self):
         self.assertEqual(run(2, keeps_nothing), [[True, True]] * 2)

@@ -1,8 +1,9 @@
 //! Controls the simulated GPU: installs it, plants faults, reads its reports.
 //!
-//! A test calls [`install`] (or [`alone`], which calls it) before any code looks for a driver. From then on the
-//! process has a CUDA driver and an NCCL over host memory, and the real ones are not found. The simulation is no model
-//! of speed, and does not prove that the real libraries behave like it. It tests our side of the interface.
+//! A test calls [`install`] before any code looks for a driver. From then on the process has a CUDA driver and an NCCL
+//! over host memory, and the real ones are not found. [`alone`] installs the driver without NCCL, for one test at a
+//! time. The simulation says nothing about speed, and does not prove that the real libraries behave like it. It tests
+//! the code that calls them.
 
 #![allow(unsafe_code, reason = "calls C functions of the simulated libraries")]
 

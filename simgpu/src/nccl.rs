@@ -31,7 +31,7 @@ static LIBRARY: OnceLock<(i32, Library)> = OnceLock::new();
 
 fn installed(version: i32) -> &'static (i32, Library) {
     LIBRARY.get_or_init(|| {
-        assert!(crate::real::nccl().is_none(), "a real NCCL is in place, which nobody can steer: a test that does is skipped");
+        assert!(crate::real::nccl().is_none(), "a real NCCL is in place, which tests cannot steer: skip this test");
         library::cuda();
         let path = library::path(library::NCCL);
         let library = if version >= NEWEST { library::open(&path) } else { older::open(&path, version) };
@@ -194,7 +194,7 @@ pub struct Counts {
     pub threads: usize,
 }
 
-/// Counts the objects that are alive in this process. What belongs to a communicator ends with it.
+/// Counts the objects that are alive in this process. The objects of a communicator end with it.
 pub fn counts() -> Counts {
     let live = |what: &str| call!(simgpu_nccl_live(c_text(what).as_ptr() => *const c_char) -> usize);
     Counts {

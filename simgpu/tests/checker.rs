@@ -262,5 +262,5 @@ fn a_write_behind_the_end_is_found_when_the_buffer_is_freed() {
     unsafe { ((address(&slice) + 100) as *mut u8).write(1) };
     drop(slice);
     context.synchronize().unwrap();
-    one(&["somebody wrote behind its end"]);
+    one(&["a program wrote behind its end"]);
 }

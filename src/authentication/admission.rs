@@ -1,5 +1,5 @@
-//! Limits on connections that have not completed their proof: how many, for how long, and which are dropped for new
-//! ones.
+//! Limits how many connections may exist that have not completed their proof, and for how long, and chooses which are
+//! dropped for new ones.
 //!
 //! All listeners share this policy: a store's server, a rank's listener, and the server that passes on shared memory.
 //! No sockets and no clock: the caller supplies the time and the function that accepts.
@@ -47,13 +47,13 @@ impl<C> Admission<C> {
         Self { limits, unproven: VecDeque::new(), resting: None, watched: true, refused: 0, starving: None, lacked: None }
     }
 
-    /// Returns the error that prevents all connections, if the cause is this process's limits. Dropping unproven
-    /// connections would free resources, but there are none.
+    /// Returns the error that prevents all connections, if the cause is this process's limits. No resources can be
+    /// freed then, since there are no unproven connections to drop.
     pub(crate) fn starved(&self, now: Instant) -> Option<&io::Error> {
         self.starving.as_ref().filter(|(since, _)| now.saturating_duration_since(*since) >= STARVED).map(|(_, error)| error)
     }
 
-    /// Whether a connection could not be accepted at `now` for such a lack.
+    /// Whether a connection could not be accepted at `now` for lack of resources.
     pub(crate) fn lacks(&self, now: Instant) -> bool {
         self.lacked == Some(now) && self.starved(now).is_some()
     }
@@ -94,8 +94,8 @@ impl<C> Admission<C> {
         self.unproven.drain(..late).map(|waiting| waiting.connection).collect()
     }
 
-    /// Accepts pending connections as far as there are free slots; none during a pause. Pauses if all slots are
-    /// taken, or if the system lacks a descriptor or memory. In that case the connection stays in the queue and would
+    /// Accepts pending connections as far as there are free slots; none during a pause. Pauses if all slots are taken,
+    /// or if the system lacks a descriptor or memory. Without the pause, the connections that stay in the queue would
     /// end every wait at once.
     pub(crate) fn accept<S>(&mut self, now: Instant, mut accept: impl FnMut() -> io::Result<S>) -> Vec<S> {
         let mut accepted = Vec::new();

@@ -1,5 +1,4 @@
-//! The frame of every reply of a proof (magic, version, kind, reason and one word), and the reasons why a proof
-//! failed.
+//! The frame of every reply in a proof (magic, version, kind, reason and one word), and the reasons why a proof failed.
 
 use std::fmt;
 
@@ -118,34 +117,36 @@ impl AuthenticationError {
 }
 
 /// The advice if one end encrypts and the other does not.
-const ENCRYPT_ALIKE: &str = "set COLLECTIVES_ENCRYPT=1 (or Config::encrypt) for all ranks and for whoever serves their store, or for none";
+const ENCRYPT_ALIKE: &str =
+    "set COLLECTIVES_ENCRYPT=1 (or Config::encrypt) for all ranks and for the process that serves their store, or for none";
 
 impl fmt::Display for AuthenticationError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Refused(Reason::NoSecret) => f.write_str(
-                "it has no secret, and this process has one; set COLLECTIVES_SECRET (or Config::secret) for all ranks and for whoever \
-                 serves their store, or for none",
+                "it has no secret, and this process has one; set COLLECTIVES_SECRET (or Config::secret) for all ranks and for the \
+                 process that serves their store, or for none",
             ),
             Self::Refused(Reason::Wanted) => f.write_str(
-                "it wants one, and this process has no secret; set COLLECTIVES_SECRET (or Config::secret) as for the other ranks",
+                "it requires a proof, and this process has no secret; set COLLECTIVES_SECRET (or Config::secret) as on the other ranks",
             ),
             Self::Refused(Reason::Wrong) => {
-                f.write_str("it has another secret than this process; compare COLLECTIVES_SECRET, COLLECTIVES_SECRET_FILE or Config::secret with the other ranks'")
+                f.write_str("it has a different secret than this process; compare COLLECTIVES_SECRET, COLLECTIVES_SECRET_FILE \
+                     or Config::secret with the other ranks'")
             }
-            Self::Refused(Reason::Malformed) => f.write_str("it did not understand this process's; build all ranks alike"),
-            Self::Refused(Reason::Busy) => f.write_str("it has too many others to attend to"),
+            Self::Refused(Reason::Malformed) => f.write_str("it did not understand this process's proof; build all ranks from one release"),
+            Self::Refused(Reason::Busy) => f.write_str("it has too many other connections to check"),
             Self::Refused(Reason::Starved) => f.write_str(
                 "its process has no descriptor or memory left for one more connection; raise its limit on open files (RLIMIT_NOFILE, `ulimit -n`)",
             ),
             Self::Refused(Reason::Plain) => write!(f, "it encrypts its connections, and this process does not; {ENCRYPT_ALIKE}"),
             Self::Refused(Reason::Encrypted) => write!(f, "it does not encrypt its connections, and this process does; {ENCRYPT_ALIKE}"),
-            Self::Refused(Reason::Other(code)) => write!(f, "it refused this process for the reason {code}, which a later version may know"),
-            Self::Found(Reason::NoSecret) => f.write_str("it offers one, and this process has no secret"),
-            Self::Found(Reason::Wanted) => f.write_str("it began without one: it has no secret, or does not belong here"),
+            Self::Refused(Reason::Other(code)) => write!(f, "it refused this process for reason {code}, which this version does not know"),
+            Self::Found(Reason::NoSecret) => f.write_str("it offers a proof, and this process has no secret"),
+            Self::Found(Reason::Wanted) => f.write_str("it connected without a proof: it has no secret, or is not part of this job"),
             Self::Found(Reason::Plain) => f.write_str("it does not encrypt its connections, and this process does"),
             Self::Found(Reason::Encrypted) => f.write_str("it encrypts its connections, and this process does not"),
-            Self::Found(_) => f.write_str("its own is wrong: it has another secret, or does not belong here"),
+            Self::Found(_) => f.write_str("its proof is wrong: it has a different secret, or is not part of this job"),
             Self::Junk(what) => write!(f, "{what}"),
         }
     }

@@ -42,8 +42,8 @@ pub(crate) fn connected() -> [Cipher; 2] {
     }
 }
 
-/// Any bytes at an end of a handshake, in parts of any size, convince neither end. The first byte selects the end and
-/// the size of the parts.
+/// Checks that any bytes at an end of a handshake, in parts of any size, convince neither end. The first byte selects
+/// the end and the size of the parts.
 pub fn handshake(data: &[u8]) {
     let Some((&kind, data)) = data.split_first() else { return };
     let step = usize::from(kind >> 2) + 1;
@@ -76,8 +76,8 @@ pub fn handshake(data: &[u8]) {
     }
 }
 
-/// Records of an honest end, changed as the input specifies, or any bytes in their place. What is opened is a prefix
-/// of what was sent.
+/// Opens records of an honest end, changed as the input specifies, or any bytes in their place. The opened bytes are a
+/// prefix of what was sent.
 pub fn records(data: &[u8]) {
     let Some((&kind, data)) = data.split_first() else { return };
     let [mut near, far] = connected();
@@ -100,7 +100,7 @@ pub fn records(data: &[u8]) {
         assert!(far.begun() < RECORD_BYTES, "{} bytes are kept", far.begun());
     }
     let sent = if kind & 1 == 0 { Vec::new() } else { CONTENTS.concat() };
-    assert!(sent.starts_with(&plain), "{} bytes were opened that nobody sent", plain.len());
+    assert!(sent.starts_with(&plain), "{} bytes were opened that no peer sent", plain.len());
     if outcome.is_err() {
         let before = plain.len();
         assert!(far.open(&sealed, &mut plain).is_err() && plain.len() == before, "opened again after an error");

@@ -118,7 +118,7 @@ impl Initiator {
                 self.stage = Stage::Sealed(cipher);
                 Ok(Step::Done)
             }
-            (head, _) => Err(AuthenticationError::Junk(format!("its reply begins with {head:?}, out of turn"))),
+            (head, _) => Err(AuthenticationError::Junk(format!("its reply begins with {head:?}, which is out of order"))),
         }
     }
 

@@ -1,5 +1,5 @@
-//! How two processes prove to each other that they know the job's secret, before either acts on anything else from
-//! the other.
+//! Lets two processes prove to each other that they know the job's secret, before either acts on anything else that the
+//! other sends.
 //!
 //! Bytes in, bytes out: no sockets, no clock. The end that connects is the initiator, the end that accepts is the
 //! responder.
@@ -190,16 +190,16 @@ fn is_confirmed(cipher: &mut Cipher, word: &[u8]) -> bool {
     cipher.open(word, &mut plain).is_some_and(|length| plain[..length] == [0; size_of::<Word>() - noise::TAG_BYTES])
 }
 
-/// Refuses bytes that do not begin with `magic`, as far as they have arrived, and any other version.
+/// Refuses bytes that do not begin with `magic`, as far as they have arrived, and any version but this one.
 fn check_begin(bytes: &[u8], magic: &[u8; 8]) -> Result<(), AuthenticationError> {
     let seen = bytes.len().min(magic.len());
     if bytes[..seen] != magic[..seen] {
         let begin = bytes[..bytes.len().min(16)].escape_ascii();
-        return Err(AuthenticationError::Junk(format!("it sent \"{begin}\" where one was wanted")));
+        return Err(AuthenticationError::Junk(format!("it sent \"{begin}\" instead of a proof")));
     }
     match bytes.get(8) {
         Some(&version) if version != VERSION => Err(AuthenticationError::Junk(format!(
-            "it proves in version {version}, and this process in version {VERSION}; build all ranks alike"
+            "its proof has version {version}, and this process uses version {VERSION}; build all ranks from one release"
         ))),
         _ => Ok(()),
     }

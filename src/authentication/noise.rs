@@ -1,7 +1,7 @@
 //! The Noise protocol by [`snow`], `Noise_NNpsk0_25519_AESGCM_SHA256`, with the primitives of `ring` and `sha2`.
 //!
-//! - NN: neither end has a permanent key. Both make one for each connection, so learning the secret later does not
-//!   decrypt recorded traffic.
+//! - NN: neither end has a permanent key. Each makes a new one for each connection, so learning the secret later does
+//!   not decrypt recorded traffic.
 //! - psk0: the secret is part of the very first key, so the first message of either end is worthless without it.
 //! - AES-GCM: with the processor's instructions it is twice as fast as ChaCha20-Poly1305
 //!   (`benches/record/encryption.md`).
@@ -79,7 +79,7 @@ fn builder<'a>(key: &'a Word, prologue: &'a [u8]) -> Result<Builder<'a>, snow::E
     Builder::with_resolver(PATTERN.parse()?, Box::new(Primitives)).psk(0, key)?.prologue(prologue)
 }
 
-/// The keys of a connection. What one end seals, the other opens, in order and once.
+/// The keys of a connection. One end seals records, and the other opens them, in order and once.
 pub(crate) struct Cipher {
     state: TransportState,
     /// A message could not be opened, so later ones are not opened either.

@@ -28,7 +28,7 @@ fn answer(responder: &mut Responder, bytes: &[u8]) -> Vec<u8> {
     responder.receive(bytes).unwrap().unwrap()
 }
 
-/// Returns the initiator's result for a reply, of which it takes as much at a time as it asks for.
+/// Gives the initiator a reply, as much at a time as it asks for, and returns its result.
 fn hear(initiator: &mut Initiator, reply: &[u8]) -> Result<Step, AuthenticationError> {
     let (now, rest) = reply.split_at(initiator.wants().min(reply.len()));
     match initiator.receive(now)? {
@@ -92,7 +92,7 @@ fn another_secret_is_found_by_the_responder_first_and_told_in_the_usual_words() 
     assert_eq!((&refused, responder.proven()), (&AuthenticationError::Found(Reason::Wrong), None));
     let told = initiator.receive(&refused.to_reply()).unwrap_err();
     assert_eq!(told, AuthenticationError::Refused(Reason::Wrong));
-    assert!(told.to_string().contains("another secret"), "{told}");
+    assert!(told.to_string().contains("a different secret"), "{told}");
     // A responder that only pretends to know the secret.
     let (mut initiator, mut pretender) = (self::initiator(1), self::responder(2));
     let other = answer(&mut pretender, &self::initiator(2).opening());

@@ -1,5 +1,5 @@
-//! The records of an encrypted stream: two bytes with the length of what follows, and a message of the [`Cipher`].
-//! Bytes in, bytes out.
+//! The records of an encrypted stream: each is two bytes with the length of a message, and that message of the
+//! [`Cipher`]. Bytes in, bytes out.
 //!
 //! The length is not encrypted and needs no protection: a message of a different length does not decrypt. An empty
 //! record is never sent, and is refused.
@@ -38,7 +38,8 @@ pub(crate) fn front(bytes: &[u8]) -> io::Result<Option<(&[u8], usize)>> {
 
 /// Makes the error of a stream whose bytes are not those that the other end sent.
 pub(crate) fn forged() -> io::Error {
-    let words = "what came is not what was sent: bytes were changed, lost, repeated or added on their way, or are not the other end's";
+    let words =
+        "the data received is not the data sent: bytes were changed, lost, repeated or added on the way, or come from another sender";
     io::Error::new(io::ErrorKind::InvalidData, words)
 }
 

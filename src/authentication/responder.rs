@@ -64,7 +64,7 @@ impl Responder {
             self.check_opening()?;
         }
         if self.heard.len() > wanted {
-            return Err(AuthenticationError::Junk("it sent bytes before its turn".to_owned()));
+            return Err(AuthenticationError::Junk("it sent bytes too early".to_owned()));
         }
         if self.heard.len() < wanted {
             return Ok(None);
@@ -113,9 +113,7 @@ impl Responder {
                 Err(AuthenticationError::Found(Reason::Encrypted))
             }
             Some(&[purpose, length, PLAIN | ENCRYPTED]) if [purpose, length] == expected => Ok(()),
-            Some(head) => {
-                Err(AuthenticationError::Junk(format!("its proof is for another purpose: {head:?} where {expected:?} is wanted")))
-            }
+            Some(head) => Err(AuthenticationError::Junk(format!("its proof is for another purpose: got {head:?}, expected {expected:?}"))),
             None => Ok(()),
         }
     }
@@ -123,12 +121,12 @@ impl Responder {
     /// Returns the answer to a complete opening.
     fn challenge(&mut self, opening: &[u8]) -> Result<Vec<u8>, AuthenticationError> {
         let (frame, rest) =
-            opening.split_first_chunk::<FRAME_BYTES>().ok_or_else(|| AuthenticationError::Junk("half an opening".to_owned()))?;
+            opening.split_first_chunk::<FRAME_BYTES>().ok_or_else(|| AuthenticationError::Junk("an incomplete opening".to_owned()))?;
         let (context, tag) = rest.split_at(self.context_bytes);
         let theirs = split(frame).1;
         if !self.encrypts() {
-            let nonce =
-                random().map_err(|error| AuthenticationError::Junk(format!("this process has no random numbers for it: {error}")))?;
+            let nonce = random()
+                .map_err(|error| AuthenticationError::Junk(format!("this process cannot get random numbers for the proof: {error}")))?;
             self.stage = Stage::Challenged(Challenge::Hmac([theirs, nonce]), context.to_vec());
             return Ok(reply(CHALLENGE, PLAIN, &nonce).to_vec());
         }

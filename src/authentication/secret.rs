@@ -20,9 +20,9 @@ const MOST: usize = 1024;
 
 /// A secret that only the processes of a job know.
 ///
-/// With a secret, every connection begins with a proof by both ends that they know it: to the store, between ranks,
-/// and for shared memory. A peer that cannot prove it is refused. Give the same secret to all ranks and to the
-/// process that serves their store: by `COLLECTIVES_SECRET`, `COLLECTIVES_SECRET_FILE`, or
+/// With a secret, every connection (to the store, between ranks, and for shared memory) begins with a proof by both
+/// ends that they know it. A peer that cannot prove this is refused. Give the same secret to all ranks and to the
+/// process that serves their store: through `COLLECTIVES_SECRET`, `COLLECTIVES_SECRET_FILE`, or
 /// [`Config::secret`](crate::Config::secret).
 ///
 /// The bytes after the proof are encrypted only on request: by `COLLECTIVES_ENCRYPT=1`,
@@ -58,7 +58,7 @@ impl Secret {
     pub fn new(bytes: impl Into<Vec<u8>>) -> Result<Self> {
         let bytes = Zeroizing::new(bytes.into());
         if !(FEWEST..=MOST).contains(&bytes.len()) {
-            let reason = format!("has {} bytes, expected {FEWEST} to {MOST}; make one with `openssl rand -hex 32`", bytes.len());
+            let reason = format!("it has {} bytes, expected {FEWEST} to {MOST}; make one with `openssl rand -hex 32`", bytes.len());
             return Err(Error::config("the job's secret", reason));
         }
         Ok(Self { bytes: Arc::new(bytes), encrypts: false })
@@ -91,10 +91,13 @@ impl Secret {
             _ => io(error),
         })?;
         if facts.mode() & 0o077 != 0 {
-            return Err(Error::config(what, format!("others have access to it (mode {:03o}); run chmod 600 on it", facts.mode() & 0o777)));
+            return Err(Error::config(
+                what,
+                format!("other users have access to it (mode {:03o}); run chmod 600 on it", facts.mode() & 0o777),
+            ));
         }
         if facts.uid() != 0 && !is_own(&file, facts.uid()) {
-            return Err(Error::config(what, "belongs to another user"));
+            return Err(Error::config(what, "it belongs to another user"));
         }
         // Capacity for all that is read, so that no reallocation leaves a copy in memory.
         let mut bytes = Zeroizing::new(Vec::with_capacity(MOST + 4));

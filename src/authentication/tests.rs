@@ -120,7 +120,7 @@ fn another_secret_is_found_by_the_responder_first() {
     assert_eq!(responder.proven(), None);
     let told = initiator.receive(&refused.to_reply()).unwrap_err();
     assert_eq!(told, AuthenticationError::Refused(Reason::Wrong));
-    assert!(told.to_string().contains("another secret"), "{told}");
+    assert!(told.to_string().contains("a different secret"), "{told}");
 }
 
 #[test]

@@ -17,7 +17,8 @@ impl Deadline {
         Self { limit, began: OnceLock::from(now()) }
     }
 
-    /// Creates a deadline `limit` from the first query. For waits that mostly end before reading a clock is worth it.
+    /// Creates a deadline `limit` from the first query. Used for waits that usually end so soon that reading a clock is
+    /// not worthwhile.
     #[inline]
     pub(crate) fn lazily(limit: Duration) -> Self {
         Self { limit, began: OnceLock::new() }
@@ -44,7 +45,7 @@ impl Deadline {
         self.limit.saturating_sub(self.elapsed())
     }
 
-    /// Returns whether it has passed.
+    /// Returns whether the deadline has passed.
     pub(crate) fn has_passed(&self) -> bool {
         self.elapsed() >= self.limit
     }
@@ -60,8 +61,8 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// The bits of a packed time that are nanoseconds. Nanoseconds alone would need a division at every call, which costs 3
-/// ns.
+/// The bits of a packed time that are nanoseconds. With nanoseconds alone, every call would need a division, which
+/// costs 3 ns.
 const NANOSECOND_BITS: u32 = 30;
 
 /// Packs a time as seconds and nanoseconds into one word. This covers more than 500 years.

@@ -1,9 +1,9 @@
-//! How this crate calls its listeners.
+//! The calls of listeners by this crate.
 //!
 //! A listener is the program's code: a subscriber of `tracing`, an observer, the drop of a buffer. It may panic, and it
 //! may call this crate. So two rules hold for every call of a listener:
 //!
-//! - **A panic ends nothing here.** It is caught and reported; see [`caught`].
+//! - **A panic ends nothing in this crate.** It is caught and reported; see [`caught`].
 //! - **No lock is held.** Locks under which listeners might be notified are taken with [`lock`]. A notification made
 //!   while a thread holds such a lock waits, and the same thread delivers it when it has released the last lock. So
 //!   events own their data.
@@ -32,10 +32,11 @@ type Telling = Box<dyn FnOnce()>;
 const WAITING: usize = 1 << (usize::BITS - 1);
 
 thread_local! {
-    /// How many locks this thread holds under which no listener may be called, and whether notifications wait.
+    /// The number of locks held by this thread under which no listener may be called, and a flag that notifications
+    /// wait.
     static LOCKS: Cell<usize> = const { Cell::new(0) };
-    /// Empty if nothing waits. It has no destructor, so it is also available to the destructors of other thread locals,
-    /// which may be the program's code.
+    /// The notifications that wait; empty if there are none. It has no destructor, so it is also available to the
+    /// destructors of other thread locals, which may be the program's code.
     static QUEUE: RefCell<ManuallyDrop<Vec<Telling>>> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
 }
 
@@ -52,16 +53,17 @@ pub(crate) fn tell(who: &'static str, telling: impl FnOnce() + 'static) {
     LOCKS.set(LOCKS.get() | WAITING);
 }
 
-/// Delivers what has waited for the release of the last lock.
+/// Delivers the notifications that have waited for the release of the last lock.
 #[cold]
 fn tell_waiting() {
     LOCKS.set(0);
-    // A listener may take locks, and so add more.
+    // A listener may take locks, and so add more notifications.
     let waiting = QUEUE.with_borrow_mut(|queue| std::mem::take(&mut **queue));
     waiting.into_iter().for_each(|telling| telling());
 }
 
-/// Runs a listener's code at once. Returns `None` if it panicked, which is reported. For callers that hold no lock.
+/// Runs a listener's code at once. If it panics, the panic is reported and `None` is returned. Call it only without
+/// holding a lock.
 pub(crate) fn caught<R>(who: &str, run: impl FnOnce() -> R) -> Option<R> {
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(result) => Some(result),
@@ -84,8 +86,8 @@ fn let_go(panic: Box<dyn Any + Send>) {
     }
 }
 
-/// Reports what the user of a hanging program must know. If there is a subscriber of `tracing`, `otherwise` reports it,
-/// even if the subscriber filters it out. Else the line goes to standard error, if there is one.
+/// Reports a message that the user of a hanging program must see. If there is a subscriber of `tracing`, `otherwise`
+/// reports it, even if the subscriber filters it out. Else the line goes to standard error, if there is one.
 pub(crate) fn tell_aloud(line: Option<String>, otherwise: impl FnOnce() + 'static) {
     tell(SUBSCRIBER, move || {
         if !get_default(|subscriber| subscriber.is::<NoSubscriber>()) {
@@ -96,8 +98,8 @@ pub(crate) fn tell_aloud(line: Option<String>, otherwise: impl FnOnce() + 'stati
     });
 }
 
-/// Writes a line if there is room for it. A reader that does not read does not block this, nor does a thread that has
-/// the standard library's lock.
+/// Writes a line if there is room for it. Neither a reader that does not read nor a thread that holds the standard
+/// library's lock can block this.
 fn write_to_standard_error(line: &str) {
     let error = std::io::stderr();
     let mut watched = [PollFd::new(&error, PollFlags::OUT)];
@@ -109,7 +111,7 @@ fn write_to_standard_error(line: &str) {
     }
 }
 
-/// While it lives, no listener is called on this thread.
+/// While this value lives, no listener is called on this thread.
 pub(crate) struct Quiet {
     /// Binds the value to its thread.
     thread: PhantomData<*const ()>,
@@ -134,7 +136,7 @@ impl Drop for Quiet {
     }
 }
 
-/// A held lock. On drop it is released first, then waiting notifications are delivered.
+/// A held lock. When this is dropped, the lock is released first, and then waiting notifications are delivered.
 pub(crate) struct Locked<'a, T> {
     guard: MutexGuard<'a, T>,
     _quiet: Quiet,
@@ -273,7 +275,7 @@ macro_rules! debug {
 pub(crate) use {debug, error, event, info, warning as warn};
 
 /// The receiver of spans and events, as named in reports of its panics.
-pub(crate) const SUBSCRIBER: &str = "the subscriber of tracing";
+pub(crate) const SUBSCRIBER: &str = "the tracing subscriber";
 
 #[cfg(test)]
 mod tests {

@@ -1,4 +1,4 @@
-//! Distinguishes a process from those that were forked from it.
+//! Distinguishes a process from the processes that were forked from it.
 //!
 //! A child has its parent's shared memory and sockets, but none of its threads. A call in the child would send in the
 //! parent's name, and a drop would notify peers that the parent leaves. So calls in a child are refused, and drops
@@ -37,7 +37,8 @@ impl Default for Process {
 }
 
 impl Process {
-    /// Returns the current process. If the kernel cannot distinguish children (before Linux 4.14), all are the same.
+    /// Returns the current process. If the kernel cannot distinguish children (before Linux 4.14), all processes count
+    /// as the same.
     pub(crate) fn this() -> Self {
         let Some(number) = mark() else { return Self(0) };
         match number.load(Ordering::Relaxed) {
@@ -50,7 +51,7 @@ impl Process {
         }
     }
 
-    /// Returns whether this is another process than the current one, which was forked from it.
+    /// Returns whether the current process is a different one, which was forked from this one.
     #[inline]
     pub(crate) fn is_foreign(self) -> bool {
         mark().is_some_and(|number| number.load(Ordering::Relaxed) != self.0)
@@ -70,7 +71,7 @@ fn map() -> Option<Mark> {
     let bytes = rustix::param::page_size();
     // SAFETY: a new mapping, which is not unmapped again.
     let page = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) }.ok()?;
-    // Miri has no children, nor such pages.
+    // Miri has neither children nor such pages.
     if cfg!(not(miri)) {
         // SAFETY: the advice is for that page alone, which no other code uses.
         unsafe { madvise(page, bytes, Advice::LinuxWipeOnFork) }.ok()?;

@@ -1,9 +1,9 @@
 //! Threads of this crate on which the program's code runs: custom ops, callbacks, subscribers of `tracing`, drops of
 //! buffers.
 //!
-//! The program's code may run for ever, so every wait for the end of such a thread has a limit. And such a thread never
-//! waits for another one: two would deadlock if each dropped the last handle of what the other works for. A thread that
-//! is not waited for ends by itself when its work is done.
+//! The program's code may run forever, so every wait for the end of such a thread has a limit. Such a thread never
+//! waits for another one: two threads would deadlock if each dropped the last handle of the object that the other works
+//! for. If no thread waits for it, such a thread ends by itself when its work is done.
 
 use std::cell::Cell;
 use std::io;
@@ -33,13 +33,13 @@ pub(crate) struct OwnThread {
 /// The state of the thread.
 #[derive(Debug, Default)]
 struct Run {
-    /// Its key while it runs; 0 before and after.
+    /// The thread's key while it runs; 0 before and after.
     key: AtomicUsize,
     has_ended: Mutex<bool>,
     ended: Condvar,
 }
 
-/// Reports the end when it is dropped, also by a panic.
+/// Reports the end when it is dropped, even by a panic.
 struct End(Arc<Run>);
 
 impl Drop for End {
@@ -56,7 +56,7 @@ impl OwnThread {
         let run = Arc::new(Run::default());
         let end = End(Arc::clone(&run));
         let handle = Builder::new().name(name).spawn(move || {
-            // Dropped when everything that the work has held is dropped.
+            // This is dropped after everything that the work has held.
             let end = end;
             end.0.key.store(thread_key(), Ordering::Relaxed);
             IS_OWN.set(true);
@@ -65,18 +65,19 @@ impl OwnThread {
         Ok(Self { thread: handle.thread().clone(), run })
     }
 
-    /// Returns whether it is the current thread.
+    /// Returns whether this is the current thread.
     pub(crate) fn is_current(&self) -> bool {
         // A thread sees what it stored itself. No other thread stores this thread's key.
         self.run.key.load(Ordering::Relaxed) == thread_key()
     }
 
-    /// Wakes it if it is parked.
+    /// Wakes the thread if it is parked.
     pub(crate) fn unpark(&self) {
         self.thread.unpark();
     }
 
-    /// Waits at most `limit` for its end. Returns whether it has ended. On a thread of this crate it does not wait.
+    /// Waits at most `limit` for the thread's end, and returns whether it has ended. If called on a thread of this
+    /// crate, it does not wait.
     pub(crate) fn wait(&self, limit: Duration) -> bool {
         let has_ended = self.run.has_ended.lock().unwrap_or_else(PoisonError::into_inner);
         let limit = if is_own() { Duration::ZERO } else { limit };

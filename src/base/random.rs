@@ -1,11 +1,11 @@
 //! Reproducible pseudo-random numbers: SplitMix64 (Steele, Lea, Flood 2014). They are not used for secrets.
 //!
-//! PowerSGD, in `train/`, which links to this file, draws its first matrices with it. All tests and fuzz targets draw
-//! their cases with it; those of other packages include this file by its path.
+//! PowerSGD, in `train/` (which links to this file), draws its first matrices with this generator. All tests and fuzz
+//! targets draw their cases with it; in other packages they include this file by its path.
 
 #![allow(dead_code, reason = "each package that includes this file uses a part of it")]
 
-/// A generator; its seed, then its state.
+/// A generator: first its seed, then its state.
 #[derive(Debug, Clone)]
 pub(crate) struct Random(pub(crate) u64);
 
@@ -17,7 +17,7 @@ impl Random {
         mixed ^ mixed >> 31
     }
 
-    /// Returns a number less than `end`, or 0 if there is none.
+    /// Returns a number less than `end`, or 0 if `end` is 0.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         (self.next() % end.max(1) as u64) as usize
     }

@@ -1,7 +1,7 @@
-//! Files with names from outside: opened without blocking, refused if they are pipes or devices, and read within a
-//! limit.
+//! Files whose names come from outside. They are opened without blocking, refused if they are pipes or devices, and
+//! read up to a limit.
 //!
-//! Opening a named pipe waits for its other end, and reading a device may never end. Neither may block a program.
+//! Opening a named pipe waits for its other end, and reading a device may never end. Neither must block the program.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read};
@@ -12,7 +12,7 @@ use std::path::Path;
 ///
 /// # Errors
 ///
-/// Those of the system; `InvalidData` if it is something else.
+/// The errors of the system, and `InvalidData` if `path` is not a regular file.
 pub fn open(path: &Path) -> io::Result<File> {
     opened(path, OpenOptions::new().read(true)).map(|(file, _)| file)
 }
@@ -21,7 +21,7 @@ pub fn open(path: &Path) -> io::Result<File> {
 ///
 /// # Errors
 ///
-/// Those of [`open`].
+/// The errors of [`open`].
 pub fn create(path: &Path) -> io::Result<File> {
     // Truncated only once it is known to be a regular file.
     let (file, _) = opened(path, OpenOptions::new().write(true).create(true).truncate(false))?;
@@ -33,7 +33,7 @@ pub fn create(path: &Path) -> io::Result<File> {
 ///
 /// # Errors
 ///
-/// Those of [`open`]; `InvalidData` if it has more bytes.
+/// The errors of [`open`], and `InvalidData` if the file has more than `most` bytes.
 pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     whole(opened(path, OpenOptions::new().read(true))?, most)
 }
@@ -42,7 +42,7 @@ pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
 pub(crate) fn whole((file, facts): (File, Metadata), most: u64) -> io::Result<Vec<u8>> {
     within(facts.len(), most)?;
     let mut bytes = Vec::new();
-    // It may grow while it is read.
+    // The file may grow while it is read.
     file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
     within(bytes.len() as u64, most)?;
     Ok(bytes)
@@ -53,14 +53,14 @@ pub(crate) fn opened(path: &Path, options: &mut OpenOptions) -> io::Result<(File
     checked(options.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?)
 }
 
-/// Returns the file if it is a regular one.
+/// Returns the file if it is a regular file.
 fn checked(file: File) -> io::Result<(File, Metadata)> {
     let facts = file.metadata()?;
     if facts.is_file() { Ok((file, facts)) } else { Err(invalid(format!("it is {}, not a regular file", kind(&facts)))) }
 }
 
 fn within(bytes: u64, most: u64) -> io::Result<()> {
-    if bytes <= most { Ok(()) } else { Err(invalid(format!("it has {bytes} bytes or more, and {most} are the most"))) }
+    if bytes <= most { Ok(()) } else { Err(invalid(format!("it has at least {bytes} bytes, and the limit is {most}"))) }
 }
 
 fn kind(facts: &Metadata) -> &'static str {
@@ -108,7 +108,7 @@ mod tests {
         let path = folder.path().join("file");
         std::fs::write(&path, "four").unwrap();
         assert_eq!(read(&path, 4).unwrap(), b"four");
-        assert!(read(&path, 3).unwrap_err().to_string().contains("3 are the most"));
+        assert!(read(&path, 3).unwrap_err().to_string().contains("the limit is 3"));
         // Its length is not known in advance.
         assert!(read(Path::new("/proc/self/status"), 3).is_err());
         drop(create(&path).unwrap());

@@ -17,7 +17,7 @@ pub(crate) use std::{
 
 use std::time::Duration;
 
-/// std's cell with loom's interface, which sees how long it is used.
+/// std's cell with loom's interface, through which loom can track how long the cell is used.
 #[cfg(not(loom))]
 #[derive(Debug)]
 pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
@@ -49,13 +49,13 @@ pub(crate) fn thread_key() -> usize {
     KEY.with(address)
 }
 
-/// Sleeps until it is notified, at most for `limit`.
+/// Sleeps until notified, for at most `limit`.
 #[cfg(not(loom))]
 pub(crate) fn doze<'a, T>(condition: &Condvar, _: &'a Mutex<T>, guard: MutexGuard<'a, T>, limit: Duration) -> MutexGuard<'a, T> {
     condition.wait_timeout(guard, limit).unwrap_or_else(std::sync::PoisonError::into_inner).0
 }
 
-/// loom has no time: here every sleep is over before it is notified.
+/// loom has no time, so here every sleep ends before a notification.
 #[cfg(loom)]
 pub(crate) fn doze<'a, T>(_: &Condvar, mutex: &'a Mutex<T>, guard: MutexGuard<'a, T>, _: Duration) -> MutexGuard<'a, T> {
     drop(guard);
@@ -82,7 +82,7 @@ impl Futex {
         let _ = futex::wake(&self.0, futex::Flags::empty(), i32::MAX as u32);
     }
 
-    /// Sleeps until the word changes, or has changed from what was read, at most for `limit`.
+    /// Sleeps until the word differs from `read`, for at most `limit`.
     pub(crate) fn wait(&self, read: u32, limit: Duration) {
         use rustix::thread::futex;
         let limit = futex::Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
@@ -114,7 +114,7 @@ impl Futex {
         self.queue.1.notify_all();
     }
 
-    /// Waits without a limit. A thread that is not woken sleeps for ever, which loom reports.
+    /// Waits without a limit. A thread that is not woken sleeps forever, and loom reports that.
     pub(crate) fn wait(&self, read: u32, _limit: Duration) {
         let queue = self.queue.0.lock().expect("no thread of the model has panicked");
         if self.word.load(Ordering::SeqCst) == read {

@@ -3,15 +3,16 @@
 //! # Design
 //!
 //! A communicator's calls run in the order in which its threads make them. A started call has its place in that order
-//! before the thread that runs it gets to it. So a ticket can be drawn now and used later, by another thread. Taking a
-//! free lock is one atomic addition, leaving it one store: about 5 ns together. A mutex needs two locked instructions.
+//! before its thread begins to run it. So a ticket can be drawn now and used later, by another thread. Taking a free
+//! lock is one atomic addition, and leaving it is one store: together about 5 ns. A mutex needs two locked
+//! instructions.
 //!
 //! A thread that holds a turn ([`TicketLock::enter`]) may use the value as often as it likes, one use after the other.
 //! Calls that consist of several collectives do so, and no other thread's call comes in between.
 //!
-//! Leaving does not wait until the store is visible before it checks for sleepers, so it can miss one that is just
-//! falling asleep. That is why the first nap is short. A thread that gives up leaves its ticket behind, and the next
-//! waiter passes over it.
+//! A thread that leaves does not wait until its store is visible before it checks for sleepers, so it can miss a thread
+//! that is just falling asleep. That is why the first nap is short. A thread that gives up leaves its ticket behind,
+//! and the next waiter passes over it.
 
 #![expect(unsafe_code, reason = "exclusive access is passed on by a counter instead of a mutex")]
 
@@ -24,23 +25,23 @@ use crate::base::fork::Process;
 use crate::base::sync::{AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, UnsafeCell, doze, thread_key};
 use crate::base::tuning::ticket_lock::{FIRST_NAP, LOOKS, NAP};
 
-/// The flag that is set beside a thread's key while the thread uses the value.
+/// The flag that is set next to a thread's key while the thread uses the value.
 const USED: usize = 1;
 
-/// Why a thread did not get the lock.
+/// The reason why a thread did not get the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NoTurn {
-    /// This thread has it already and uses the value: it would wait for itself.
+    /// This thread already has the lock and uses the value: it would wait for itself.
     Inside,
-    /// The limit passed before its turn came.
+    /// The limit passed before the thread's turn came.
     Late,
     /// The holder is in the process that this one was forked from.
     Forked,
 }
 
-/// A place in the order. It must be used or given up; otherwise the lock waits for it for ever.
+/// A place in the order. It must be used or given up; otherwise the lock waits for it forever.
 #[derive(Debug)]
-#[must_use = "those behind it wait until it was used or given up"]
+#[must_use = "later tickets wait until this one is used or given up"]
 pub(crate) struct Ticket(usize);
 
 /// The lock; see the module's documentation.
@@ -67,7 +68,7 @@ pub(crate) struct TicketLock<T> {
 // everything else is `Sync`.
 unsafe impl<T: Send> Sync for TicketLock<T> {}
 
-/// A held turn. Passes on when it is dropped, also by a panic. It belongs to its thread.
+/// A held turn. The turn passes on when this is dropped, even by a panic. It belongs to its thread.
 #[must_use = "the turn passes on when this is dropped"]
 pub(crate) struct Turn<'a, T> {
     lock: &'a TicketLock<T>,
@@ -75,7 +76,7 @@ pub(crate) struct Turn<'a, T> {
     thread: PhantomData<*const ()>,
 }
 
-/// A use of the value. Ends when it is dropped, also by a panic.
+/// A use of the value. It ends when this is dropped, even by a panic.
 struct Use<'a, T>(&'a TicketLock<T>);
 
 impl<T> Drop for Use<'_, T> {
@@ -112,8 +113,8 @@ impl<T> TicketLock<T> {
         }
     }
 
-    /// Runs `work` when its turn comes, after all tickets drawn before. Runs it at once in a turn that this thread
-    /// holds.
+    /// Runs `work` when its turn comes, after all tickets drawn before. If this thread already holds a turn, runs it at
+    /// once.
     #[inline]
     pub(crate) fn with<R>(&self, limit: Duration, work: impl FnOnce(&mut T) -> R) -> Result<R, NoTurn> {
         // A thread sees what it stored itself. No other thread stores this thread's key.
@@ -178,7 +179,8 @@ impl<T> TicketLock<T> {
         self.inside.load(Ordering::Relaxed) >> 1 == thread_key()
     }
 
-    /// Returns whether this thread has the lock and uses the value: it is in a call, which has called the program.
+    /// Returns whether this thread has the lock and uses the value: it is in a call that has in turn called the
+    /// program's code.
     pub(crate) fn is_used_here(&self) -> bool {
         self.inside.load(Ordering::Relaxed) == thread_key() << 1 | USED
     }

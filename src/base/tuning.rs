@@ -1,7 +1,8 @@
-//! Sizes, counts and times at which behaviour changes, and nothing else. This file uses nothing else of the crate.
+//! Sizes, counts and times at which behaviour changes, and nothing else. This file does not depend on the rest of the
+//! crate.
 //!
-//! Each constant can change without changing what a call means. "Agreed" marks those that must be the same on every
-//! rank. Limits of protocols and formats stand where these are defined.
+//! Each constant can change without changing the meaning of a call. "Agreed" marks constants that must be the same on
+//! every rank. Limits of protocols and formats are defined together with these.
 
 /// Barriers (`communicator/forms/barrier.rs`).
 pub(crate) mod barrier {
@@ -16,9 +17,9 @@ pub(crate) mod barrier {
 #[cfg(feature = "cuda")]
 pub(crate) mod device_folds {
     /// Largest vector, in bytes from all ranks together, that is gathered whole and then folded. This takes one step
-    /// less than folding shares. Agreed.
+    /// fewer than folding shares. Agreed.
     pub(crate) const SMALL_BYTES: usize = 256 << 10;
-    /// Bytes of the smallest slab. The exchange of a smaller one overlaps with nothing. Agreed.
+    /// Bytes of the smallest slab. The exchange of a smaller slab would overlap with nothing. Agreed.
     pub(crate) const LEAST_SLAB_BYTES: usize = 4 << 20;
     /// Slabs of a large vector. With this many, exchange and fold overlap. Agreed.
     pub(crate) const SLABS: usize = 4;
@@ -28,18 +29,18 @@ pub(crate) mod device_folds {
     /// Bytes from which a piece is first copied to memory that the device reads fast, and then folded. For a smaller
     /// piece, the two copies cost more than they save.
     pub(crate) const STAGED_BYTES: usize = 64 << 10;
-    /// Bytes of an all-reduce, or of a whole reduce-scatter, from which a mean is a sum in the NVLink switch plus our
-    /// own division. An estimate, not measured: for 8 ranks, 475 instead of 365 GB/s saves 37 of 161 µs, and the
-    /// division takes 25 µs. Agreed.
+    /// Bytes of an all-reduce, or of a whole reduce-scatter, from which a mean is computed as a sum in the NVLink
+    /// switch and a division by a kernel of this crate. An estimate, not measured: for 8 ranks, 475 instead of 365 GB/s
+    /// saves 37 of 161 µs, and the division takes 25 µs. Agreed.
     pub(crate) const DIVIDES_FROM: usize = 32 << 20;
-    /// Ranks from which a mean is computed this way. With 4 ranks the switch saves no more than the division costs.
-    /// Agreed.
+    /// Number of ranks from which a mean is computed in this way. With 4 ranks the switch saves no more than the
+    /// division costs. Agreed.
     pub(crate) const DIVIDES_RANKS: usize = 8;
-    /// Most blocks of a kernel per multiprocessor: as many as run at once.
+    /// The largest number of blocks of a kernel per multiprocessor: as many as run at once.
     pub(crate) const BLOCKS_PER_MULTIPROCESSOR: u32 = 4;
 }
 
-/// How long NCCL, streams and devices are waited for (`device/`).
+/// Durations of waits for NCCL, streams and devices (`device/`).
 #[cfg(feature = "cuda")]
 pub(crate) mod device {
     use std::time::Duration;
@@ -57,7 +58,8 @@ pub(crate) mod device {
     /// The shortest and the longest time between two rounds of the watchdog. The time itself is a tenth of the shortest
     /// timeout.
     pub(crate) const ROUNDS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
-    /// Most events that the watchdog has on one stream. It records about ten in the time that a call may take.
+    /// The largest number of events that the watchdog has on one stream. It records about ten in the time that a call
+    /// may take.
     pub(crate) const MARKS: usize = 16;
     /// How long the driver may report nothing about work that is past its deadline. After that the work counts as
     /// overdue.
@@ -68,16 +70,16 @@ pub(crate) mod device {
     /// How long the caller of an abort waits for it. The abort continues in the background, because NCCL may wait for
     /// other ranks to abort too.
     pub(crate) const ABORT_WAIT: Duration = Duration::from_secs(2);
-    /// How long a rank waits for the other end of a message to learn how the two differ, before it ends the
-    /// communicator.
+    /// If the two ends of a message differ, how long a rank waits for the other end to learn of the difference before
+    /// it ends the communicator.
     pub(crate) const HEARING_WAIT: Duration = Duration::from_secs(2);
     /// How long a thread waits for another thread's launch, or an abort for work on a control communicator, before it
-    /// continues without.
+    /// continues without waiting further.
     pub(crate) const FENCE: Duration = Duration::from_secs(1);
-    /// Extra time, beyond its deadline, that a call waits for the thread that makes it, which knows more about what was
-    /// late.
+    /// Extra time, beyond its deadline, that a call waits for the thread that makes it. That thread can report better
+    /// what was late.
     pub(crate) const ANSWER_WAIT: Duration = Duration::from_millis(200);
-    /// Least time that ranks have to agree on whether all have started.
+    /// The shortest time that ranks have to agree whether all have started.
     pub(crate) const AGREEMENT_WAIT: Duration = Duration::from_secs(5);
     /// How long a communicator that is dropped without being closed may take to finish the calls in progress.
     pub(crate) const COMMUNICATOR_DROP_WAIT: Duration = Duration::from_secs(5);
@@ -87,7 +89,7 @@ pub(crate) mod device {
     pub(crate) const BUFFER_DROP_WAIT: Duration = Duration::from_secs(60);
     /// How long the end of a registration or a window waits for the device.
     pub(crate) const REGISTRATION_DROP_WAIT: Duration = Duration::from_secs(600);
-    /// How long it waits until a communicator that has ended is destroyed.
+    /// How long the end of a registration or a window waits until a communicator that has ended is destroyed.
     pub(crate) const GONE_WAIT: Duration = Duration::from_secs(10);
 }
 
@@ -105,11 +107,11 @@ pub(crate) mod liveness {
     /// Answers of a recovery listener, after its process is gone, that make the process count as not visible from here.
     /// While a process is being killed, its listener answers until its last thread has ended.
     pub(crate) const ANSWERS: u32 = 9;
-    /// How long to search for the rank that NCCL reports as gone. What broke its connection may still be under way.
-    /// Other communicators of the device are not checked meanwhile. With probes that get no answer the search takes up
-    /// to 1.5 s.
+    /// How long to search for the rank that NCCL reports as gone. The process behind its broken connection may still be
+    /// ending. Meanwhile, other communicators of the device are not checked. With probes that get no answer the search
+    /// takes up to 1.5 s.
     pub(crate) const SEARCH: Duration = Duration::from_millis(500);
-    /// Time for the last probes, of ranks whose processes seem to exist. A probe that has begun is finished.
+    /// Time for the last probes, which go to ranks whose processes seem to exist. A probe that has begun is finished.
     pub(crate) const LAST_LOOK: Duration = Duration::from_millis(1);
 }
 
@@ -117,10 +119,11 @@ pub(crate) mod liveness {
 pub(crate) mod admission {
     use std::time::Duration;
 
-    /// How many of them a listener may have, and when one is closed for another.
+    /// Limits on a listener's unproven connections: their number, and the time after which one is closed to make room
+    /// for another.
     #[derive(Debug, Clone, Copy)]
     pub(crate) struct Limits {
-        /// Most at a time. Each costs a descriptor.
+        /// The largest number at a time. Each costs a descriptor.
         pub(crate) most: usize,
         /// How long a connection is kept although others wait for its place.
         pub(crate) grace: Duration,
@@ -135,15 +138,16 @@ pub(crate) mod admission {
     pub(crate) const LINKS: Limits = Limits { most: 256, grace: Duration::from_millis(100), rest: Duration::from_millis(50) };
     /// Limits of the server that hands out shared memory to the ranks of one host.
     pub(crate) const MEMORY: Limits = Limits { most: 64, grace: Duration::from_millis(100), rest: Duration::from_millis(20) };
-    /// How long a lack of descriptors or memory lasts before those who wait get an error. It counts only while there is
-    /// no unproven connection that could be closed.
+    /// How long a lack of descriptors or memory lasts before the waiting ranks get an error. It counts only while there
+    /// is no unproven connection that could be closed.
     pub(crate) const STARVED: Duration = Duration::from_secs(1);
     /// How long a connection may take to prove itself, or to send its hello if there is no secret.
     pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
-    /// Most connections that are accepted, or closed for others, at a time. So a flood of them does not hold up
-    /// established ones.
+    /// The largest number of connections that are accepted at a time, or closed to make room for others. So a flood of
+    /// connections does not hold up established ones.
     pub(crate) const BATCH: usize = 64;
-    /// Refusals that are each reported. After these, only those whose number is a power of two.
+    /// Number of refusals that are each reported. After these, only refusals whose number is a power of two are
+    /// reported.
     pub(crate) const REPORTED: u64 = 16;
 }
 
@@ -169,17 +173,18 @@ pub(crate) mod net {
     /// Only then is a restored line noticed. The failover of a switch, or the move of a virtual machine, takes up to
     /// 30 s, so it is noticed after 51 s. A dead process is reported by its kernel at once and does not wait for this.
     pub(crate) const SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
-    /// One part in this many of that time is how long a connection is idle before the kernel probes the peer's host.
+    /// A connection must be idle for the silence timeout divided by this number before the kernel probes the peer's
+    /// host.
     pub(crate) const IDLE_SHARE: u64 = 4;
-    /// Probes that the kernel sends in the rest of it.
+    /// Probes that the kernel sends in the rest of the silence timeout.
     pub(crate) const KEEP_ALIVE_PROBES: u64 = 9;
     /// Time between two checks, by a link that cannot move, of whether the peer's host still answers.
     pub(crate) const SILENCE_INTERVAL: Duration = Duration::from_secs(1);
     /// Records of an encrypted link that go in one write, and records that are read at once.
     pub(crate) const RECORDS_WRITTEN: usize = 4;
     pub(crate) const RECORDS_READ: usize = 2;
-    /// How long a broken stream does not yet count as a lost peer. A peer that knows why it broke can report that in
-    /// this time.
+    /// How long a broken stream does not yet count as a lost peer. In this time, a peer that knows the cause can report
+    /// it.
     pub(crate) const BROKEN_GRACE: Duration = Duration::from_millis(200);
 }
 
@@ -206,19 +211,21 @@ pub(crate) mod store {
     pub(crate) const LONGEST_PAUSE: Duration = Duration::from_secs(2);
     /// The longest single poll. A longer wait polls again.
     pub(crate) const LONGEST_POLL: Duration = Duration::from_secs(3600);
-    /// Time without a connection after which a failed attempt is logged. The next log is after twice that, and so on.
+    /// Time without a connection after which a failed attempt is logged. The next one is logged after twice that time,
+    /// and so on.
     pub(crate) const REPORT_AFTER: Duration = Duration::from_secs(10);
-    /// How long a server may close every connection that asks for a proof, before it counts as one that has no secret.
-    /// A proxy in front of a server that has not started closes them too, so this is as long as the silence timeout.
+    /// How long a server may close every connection that asks for a proof, before it counts as a server without a
+    /// secret. A proxy in front of a server that has not started also closes connections, so this is as long as the
+    /// silence timeout.
     pub(crate) const CLOSING_GRACE: Duration = super::net::SILENCE_TIMEOUT;
     /// How long a cancelled wait waits for the server to confirm. If that takes longer, the next request reads the
     /// confirmation first.
     pub(crate) const CANCEL: Duration = Duration::from_millis(400);
-    /// How many requests, and how much time, a failed wait spends on asking which keys are missing. Keys that it did
-    /// not ask about are reported as missing too.
+    /// The largest number of requests by which a failed wait asks which keys are missing, and the time for them. Keys
+    /// that it did not ask about are also reported as missing.
     pub(crate) const QUESTIONS: usize = 64;
     pub(crate) const ASKING: Duration = Duration::from_millis(200);
-    /// Least time to resolve a name, even if the deadline is shorter. The name may be in a file of this host.
+    /// The shortest time for resolving a name, even if the deadline is earlier. The name may be in a file of this host.
     pub(crate) const LEAST_RESOLVE: Duration = Duration::from_millis(20);
 }
 
@@ -228,10 +235,10 @@ pub(crate) mod recovery {
 
     /// How long a living rank may take to accept a connection.
     pub(crate) const PROBE: Duration = Duration::from_millis(500);
-    /// How long a rank that serves may take to answer. A rank that does not serve uses all of it.
+    /// How long a rank that serves may take to answer. If the rank does not serve, the whole time passes.
     pub(crate) const ANSWER: Duration = Duration::from_millis(200);
-    /// How long the server of the leading rank may take to answer the others before they look for another leader. It is
-    /// less if the shrink has less than four times as much.
+    /// How long the server of the leading rank may take to answer the others before they look for another leader. The
+    /// time is shorter if the whole shrink has less than four times this time.
     pub(crate) const SERVICE: Duration = Duration::from_secs(30);
     /// How long a server that is no longer needed waits for its last clients.
     pub(crate) const LINGER: Duration = Duration::from_secs(1);
@@ -243,15 +250,16 @@ pub(crate) mod file_store {
 
     /// The first and the longest pause between two reads of the file for a key.
     pub(crate) const KEY_PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
-    /// The same between two attempts to take its lock, which others hold for a few writes.
+    /// The first and the longest pause between two attempts to take the file's lock, which others hold for a few
+    /// writes.
     pub(crate) const LOCK_PAUSES: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(10));
     /// How long a store that is dropped waits for the lock, to remove itself from the count.
     pub(crate) const CLOSING: Duration = Duration::from_secs(5);
 }
 
-/// What a store's server keeps for each client (`rendezvous/service/`).
+/// Limits on the data that a store's server keeps for each client (`rendezvous/service/`).
 pub(crate) mod service {
-    /// Unsent bytes of answers from which a client's further requests wait until it has read some.
+    /// Unsent bytes of answers from which a client's further requests wait until the client has read some.
     pub(crate) const UNSENT_BYTES: usize = 1 << 20;
     /// Unread bytes of requests from which the server stops reading from a client whose wait is parked.
     pub(crate) const UNREAD_BYTES: usize = 1 << 20;
@@ -261,7 +269,8 @@ pub(crate) mod service {
 
 /// Trace files (`observe/trace.rs`).
 pub(crate) mod trace {
-    /// Most calls that are kept for the file. If there are more, the latest are kept. About 30 MiB.
+    /// The largest number of calls that are kept for the file, which take about 30 MiB. If there are more, the latest
+    /// are kept.
     pub(crate) const MOST_EVENTS: usize = 1 << 17;
 }
 
@@ -270,13 +279,13 @@ pub(crate) mod shm {
     use std::time::Duration;
 
     /// Bytes of a vector from which each rank folds a share and passes it on. Below that, every rank folds everything,
-    /// which takes one step less. Agreed.
+    /// which takes one step fewer. Agreed.
     pub(crate) const SHARES_FROM_BYTES: usize = 32 << 10;
-    /// Bytes of a result from which it is written past the cache, which could not hold it. A broadcast is faster
-    /// without.
+    /// Bytes of a result from which it is written with stores that bypass the cache, because the cache could not hold
+    /// it. A broadcast is faster without such stores.
     pub(crate) const STREAM_FROM_BYTES: usize = 4 << 20;
     /// Bytes of the smallest step in which one rank copies in while another copies out. A smaller step costs more than
-    /// its bytes. Agreed.
+    /// the copy of its bytes. Agreed.
     pub(crate) const LEAST_STEP_BYTES: usize = 16 << 10;
     /// Largest block, in bytes, that is gathered in the smallest steps, whose slots fit the first-level cache. Agreed.
     pub(crate) const SMALL_BLOCK_BYTES: usize = 128 << 10;
@@ -308,28 +317,28 @@ pub(crate) mod shm {
     pub(crate) const RING_LONG_BYTES: usize = 128 << 10;
     /// Bytes of a chunk of a long part. With shorter chunks the two ends contend for the cursors' cache lines.
     pub(crate) const RING_LONG_CHUNK_BYTES: usize = 32 << 10;
-    /// Fruitless tries of a ring between two checks of whether the peer has left.
+    /// Fruitless tries of a ring between two checks whether the peer has left.
     pub(crate) const RING_TRIES_PER_LOOK: u32 = 32;
     /// Time between two system calls that check whether a peer is alive.
     pub(crate) const LIVENESS_INTERVAL: Duration = Duration::from_millis(5);
     /// How long a rank waits for readers of a buffer that it cannot make private, before its process ends. It is longer
-    /// under slow checkers.
+    /// under slow checkers such as Miri.
     pub(crate) const READERS_LEAVE_WITHIN: Duration = Duration::from_secs(if cfg!(any(miri, one_mapping)) { 300 } else { 10 });
-    /// Time between two checks of whether those readers have left.
+    /// Time between two checks whether those readers have left.
     pub(crate) const READERS_INTERVAL: Duration = Duration::from_millis(1);
 }
 
-/// Calls on several buffers (`host/backend/many.rs`).
+/// Calls on several buffers (`host/backend/joined_buffers.rs`).
 pub(crate) mod many {
-    /// Largest buffer, in bytes, that is joined with others if the ranks share a host. For 2 ranks, 100 buffers of
-    /// 1 KiB take 54 µs joined and 101 µs one by one. If each rank has a core, a call of 4 KiB takes 0.5 µs, and the
-    /// two copies about as much. If ranks share cores, joining is faster up to 64 KiB. Agreed.
+    /// Largest buffer, in bytes, that is joined with others if the ranks share a host. For 2 ranks, 100 buffers of 1
+    /// KiB take 54 µs joined and 101 µs one by one. If each rank has a core, a call of 4 KiB takes 0.5 µs, and the two
+    /// copies for joining take about as long. If ranks share cores, joining is faster up to 64 KiB. Agreed.
     pub(crate) const SHARED_BYTES: usize = 4 << 10;
-    /// The same if they do not share a host. Over TCP, 100 buffers of 64 KiB take 5.6 ms joined and 9.9 ms one by one;
-    /// 40 of 256 KiB take 9 ms either way. Agreed.
+    /// The same if the ranks do not share a host. Over TCP, 100 buffers of 64 KiB take 5.6 ms joined and 9.9 ms one by
+    /// one; 40 of 256 KiB take 9 ms either way. Agreed.
     pub(crate) const LINKS_BYTES: usize = 64 << 10;
-    /// Most bytes of buffers that are joined in one call. 100 buffers of 64 KiB take 5.6 ms with 1 MiB at a time, and
-    /// 7.1 ms all at once. Agreed.
+    /// The largest number of bytes of buffers that are joined in one call. 100 buffers of 64 KiB take 5.6 ms with 1 MiB
+    /// at a time, and 7.1 ms all at once. Agreed.
     pub(crate) const JOINED_BYTES: usize = 1 << 20;
 }
 
@@ -341,24 +350,24 @@ pub(crate) mod engine {
     pub(crate) const TURN_BYTES: usize = 1 << 20;
     /// Bytes of a result that are folded or copied before the links get their turn.
     pub(crate) const PIECE_BYTES: usize = 256 << 10;
-    /// Bytes that one write to a link gathers, if that many can go. One write of 1 MiB takes half the time of sixteen
-    /// writes.
+    /// Bytes that one write to a link gathers, if that many are ready. One write of 1 MiB takes half the time of
+    /// sixteen writes.
     pub(crate) const WRITE_BYTES: usize = 1 << 20;
-    /// Messages that go in one write behind the first.
+    /// Messages that follow the first one in the same write.
     pub(crate) const FOLLOWERS: usize = 7;
-    /// Bytes of one read that does not go straight into place. So a small message takes one system call.
+    /// Bytes of one read that does not go directly to its destination. With it, a small message takes one system call.
     pub(crate) const INPUT_BYTES: usize = 4096;
-    /// Rounds with progress between two readings of the clock, which costs more than a small message.
+    /// Rounds with progress between two readings of the clock. A reading costs more than a small message.
     pub(crate) const ROUNDS_PER_CHECK: u32 = 64;
     /// How long a run lasts before it first reports which rank it waits for.
     pub(crate) const FIRST_REPORT: Duration = Duration::from_millis(10);
     /// How long a rank that ends tries to send its last message. A peer that takes no bytes for this long learns of the
     /// end when the link closes.
     pub(crate) const SHUTDOWN: Duration = Duration::from_millis(20);
-    /// The same if a message is half sent. Cut off, it looks like this rank's death, so a peer that only lacks a core
-    /// gets more time.
+    /// The same if a message is partly sent. If it were cut off, this rank would look dead. So a peer that is slow only
+    /// because it lacks a core gets more time.
     pub(crate) const LONG_SHUTDOWN: Duration = Duration::from_millis(100);
-    /// Time between two such tries, and the time for which the core is only yielded before.
+    /// Time between two such tries, and the time before the first sleep, in which the rank only yields its core.
     pub(crate) const SHUTDOWN_INTERVAL: Duration = Duration::from_micros(100);
     /// Bytes of scratch memory that are kept from one call to the next.
     pub(crate) const KEPT_SCRATCH_BYTES: usize = 64 << 20;
@@ -371,44 +380,44 @@ pub(crate) mod waiting {
     /// When a waiting rank reads the clock, gives up its core, and sleeps.
     #[derive(Debug)]
     pub(crate) struct Limits {
-        /// Polls before the policy begins, with no clock or pause between them: if every rank has a core, and if not.
+        /// Polls before the policy begins, with no clock or pause between them. The first number is for ranks that have
+        /// a core each, the second for others.
         pub(crate) first_looks: [u32; 2],
-        /// How long it keeps the core, if every rank has one.
+        /// How long the rank keeps its core, if every rank has one.
         pub(crate) spin_for: Duration,
-        /// How long it stays awake in all.
+        /// How long the rank stays awake in all.
         pub(crate) awake_for: Duration,
         /// Fruitless rounds between two readings of the clock.
         pub(crate) rounds_per_look: u32,
-        /// If there are more ranks than cores: rounds after which it sleeps, without reading the clock. `None`: by the
-        /// clock there too.
+        /// If there are more ranks than cores: the number of rounds after which the rank sleeps, without reading the
+        /// clock. `None` if the clock also decides in this case.
         pub(crate) crowded_rounds: Option<u32>,
         /// The first sleep on something that can wake the sleeper. Each further one is twice as long. A sleep that ends
-        /// after the next tick of the system's clock needs no timer of its own.
+        /// after the next tick of the system's clock needs no separate timer.
         pub(crate) first_sleep: Duration,
-        /// The longest such sleep: how late a rank may notice something for which it is not woken.
+        /// The longest such sleep. A rank notices an event for which it is not woken late by at most this time.
         pub(crate) longest_sleep: Duration,
     }
 
-    /// Time between two readings of the clock, without a yield, that shows that another thread had the core.
+    /// If this much time passes between two readings of the clock without a yield, another thread had the core.
     pub(crate) const LATE: Duration = Duration::from_micros(50);
-    /// Duration of a yield that shows that another thread had the core. Otherwise a yield takes less than a
-    /// microsecond.
+    /// If a yield takes this long, another thread had the core. Otherwise a yield takes less than a microsecond.
     pub(crate) const LATE_YIELD: Duration = Duration::from_micros(8);
     /// The same if ranks give up the core for each other: less than a time slice, but more than a rank's own turn.
     pub(crate) const LATE_AMONG_RANKS: Duration = Duration::from_millis(1);
     /// A wait that ends this long after a reading of the clock has probably not been awake all the time.
     pub(crate) const BRIEFLY: Duration = Duration::from_micros(12);
-    /// The fact that others want the core is remembered for this many times as long as they had it.
+    /// If other threads had the core, this is remembered for this many times as long as they had it.
     pub(crate) const MEMORY: u32 = 100;
     /// Times that the awake time of a wait is halved before it is zero.
     pub(crate) const MOST_HASTE: u32 = 5;
-    /// One wait in this many stays awake anyway, to find out whether that has become faster.
+    /// One wait in this many stays awake anyway, to find out whether staying awake has become faster.
     pub(crate) const TRY_EVERY: u32 = 64;
-    /// Publishes, after a rank has last slept, for which the others check whether it sleeps.
+    /// Number of publishes for which the others check whether a rank sleeps, counted from its last sleep.
     pub(crate) const LIGHT_FOR: u32 = 4096;
 
-    /// Limits for the flags of other ranks. The first polls take a few microseconds. With fewer cores than ranks, they
-    /// take less than giving up the core.
+    /// Limits for the flags of other ranks. The first polls take a few microseconds. If there are fewer cores than
+    /// ranks, they take less time than giving up the core.
     pub(crate) static SHARED_MEMORY: Limits = Limits {
         first_looks: [400, 20],
         spin_for: Duration::ZERO,
@@ -447,7 +456,7 @@ pub(crate) mod waiting {
 
 /// Copies and truth values (`host/copy.rs`, `host/bools.rs`).
 pub(crate) mod copy {
-    /// Bytes of a copy from which our loop is faster than the C library.
+    /// Bytes of a copy from which this crate's loop is faster than the C library.
     pub(crate) const VECTORS_FROM_BYTES: usize = 1 << 10;
     /// Bytes that are read before they are normalised, if necessary.
     pub(crate) const BOOLS_BLOCK_BYTES: usize = 4096;
@@ -458,15 +467,15 @@ pub(crate) mod reduce {
     /// Bytes that are folded before they are copied to a second destination, while they are still in the first-level
     /// cache.
     pub(crate) const TWICE_READ_BYTES: usize = 16 << 10;
-    /// Bytes of the stack block in which elements are folded. It fits the first-level cache beside the inputs, and its
-    /// loops are long.
+    /// Bytes of the stack block in which elements are folded. It fits the first-level cache together with the inputs,
+    /// and is long enough for efficient loops.
     pub(crate) const BLOCK_BYTES: usize = 4096;
 }
 
-/// Plans of collectives over links (`host/plan/`). Ranks compute the same plans, so these must be the same on every
-/// rank.
+/// Plans of collectives over links (`host/plan/`). Ranks compute the same plans, so these constants must be the same on
+/// every rank.
 pub(crate) mod plan {
-    /// Bytes in all up to which a broadcast, an all-gather or an all-to-all of equal blocks goes through scratch memory
+    /// Total bytes up to which a broadcast, an all-gather or an all-to-all of equal blocks goes through scratch memory
     /// instead of waiting for an agreement. Copying that much costs less than a round of messages.
     pub(crate) const CARRIED_BYTES: usize = 64 << 10;
     /// Received bytes up to which a direct all-reduce sends whole vectors instead of shares: one exchange instead of
@@ -476,7 +485,7 @@ pub(crate) mod plan {
     pub(crate) const STAR_BYTES: usize = 8 << 10;
     /// Pieces under way at once in one direction of a ring, so that sending, receiving and folding overlap.
     pub(crate) const RING_IN_FLIGHT: usize = 4;
-    /// Segments under way at once in a direct reduction: one is folded while the next comes in.
+    /// Segments under way at once in a direct reduction: one is folded while the next arrives.
     pub(crate) const DIRECT_IN_FLIGHT: usize = 2;
     /// Exchanges under way at once in an all-to-all.
     pub(crate) const EXCHANGES_IN_FLIGHT: usize = 4;
@@ -484,38 +493,39 @@ pub(crate) mod plan {
     pub(crate) const KEPT: usize = 32;
     /// Bytes that kept plans take in all.
     pub(crate) const KEPT_BYTES: usize = 1 << 20;
-    /// Bytes of the largest plan that is kept: building a larger one takes little time beside its transfer.
+    /// Bytes of the largest plan that is kept: building a larger one takes little time compared with its transfer.
     pub(crate) const KEPT_BYTES_OF_ONE: usize = KEPT_BYTES / 8;
 }
 
 /// Messages between two ranks (`host/point_to_point/`).
 pub(crate) mod point_to_point {
-    /// Bytes of messages that no receive wants yet, over all peers. Both ends rely on it, so it must be the same on
-    /// every rank.
+    /// Bytes of messages that no receive wants yet, over all peers. Both ends rely on this limit, so it must be the
+    /// same on every rank.
     pub(crate) const UNEXPECTED_BYTES: usize = 64 << 20;
-    /// The least part of that for each peer, regardless of the number of peers.
+    /// The minimum of these bytes for each peer, regardless of the number of peers.
     pub(crate) const UNEXPECTED_LEAST_BYTES: usize = 1 << 20;
     /// Rounds between two checks for newly opened links. A check is a system call.
     pub(crate) const ACCEPT_EVERY: u64 = 64;
-    /// Polls of its source's stream by a receive before it becomes a request.
+    /// Number of times that a receive polls its source's stream before it becomes a request.
     pub(crate) const LOOKS: u32 = 256;
     /// The same if each poll is a system call.
     pub(crate) const READS: u32 = 32;
     /// Bytes read ahead: a header and a short message in one read.
     pub(crate) const AHEAD_BYTES: usize = 2048;
-    /// Bytes from which a message is read straight to its destination. Copying fewer costs less than a read.
+    /// Bytes from which a message is read directly to its destination. Copying fewer costs less than a read.
     pub(crate) const DIRECT_BYTES: usize = 1024;
-    /// Bytes from which a message is received past the cache, which it would only evict.
+    /// Bytes from which a message is received with stores that bypass the cache, because it would only evict other
+    /// data.
     pub(crate) const PAST_CACHE_BYTES: usize = 4 << 20;
     /// Bytes that one link reads, or writes, before the others get their turn.
     pub(crate) const PASS_BYTES: usize = 1 << 20;
     /// Frames that one link reads before the others get their turn.
     pub(crate) const PASS_FRAMES: usize = 256;
-    /// Reads of a link whose peer is lost. What it sent before still counts, but it might be alive and send without
-    /// end.
+    /// Reads of a link whose peer is lost. Bytes that the peer sent before still count, but it might be alive and send
+    /// without end.
     pub(crate) const LAST_READS: usize = 64;
-    /// Reads of a link that is about to be closed, so that a peer that still sends does not take the closing for a
-    /// failure.
+    /// Reads of a link that is about to be closed, so that a peer that is still sending does not mistake the closing
+    /// for a failure.
     pub(crate) const DRAIN_READS: usize = 8192;
     /// Buffers kept for short messages that no receive wants yet.
     pub(crate) const SPARE_BUFFERS: usize = 64;
@@ -523,29 +533,30 @@ pub(crate) mod point_to_point {
     pub(crate) const KEPT_BYTES: usize = 256 << 20;
 }
 
-/// Which thread makes progress on messages, and for how long (`communicator/progress/`).
+/// The threads that advance messages, and the times for which they do so (`communicator/progress/`).
 pub(crate) mod progress {
     use std::time::Duration;
 
     /// How long a thread leaves the lock free between two turns if others wait for it. A sleeper needs about as long to
     /// wake up.
     pub(crate) const HAND_OVER: Duration = Duration::from_micros(50);
-    /// How long one turn of a waiter may hold the lock, so that others can post and wait too.
+    /// How long one turn of a waiter may hold the lock, so that others can also post and wait.
     pub(crate) const TURN: Duration = Duration::from_micros(200);
-    /// The same until another thread first wants the lock. A sleep of this length needs no timer of its own.
+    /// The same until another thread first wants the lock. A sleep of this length needs no separate timer.
     pub(crate) const LONE_TURN: Duration = Duration::from_millis(5);
-    /// Messages of which the last does not take the short path, so that everything else makes progress too.
+    /// One message in this many does not take the short path, so that everything else also makes progress.
     pub(crate) const DIRECT: u32 = 64;
     /// How long the background thread sleeps when nothing moves.
     pub(crate) const NAP: Duration = Duration::from_millis(1);
-    /// How long it sleeps when nothing is outstanding. New work wakes it. The limit is for an occasional check of
-    /// whether the communicator is still usable.
+    /// How long the background thread sleeps when nothing is outstanding. New work wakes it. The limit allows for an
+    /// occasional check whether the communicator is still usable.
     pub(crate) const IDLE: Duration = Duration::from_secs(1);
-    /// How long peers are notified of the end of the communicator. A link that a peer opens to ask takes a moment.
+    /// For how long peers are notified of the end of the communicator. It takes a moment until a peer has opened a link
+    /// to ask.
     pub(crate) const TELLING: Duration = Duration::from_secs(2);
     /// How long closing waits for sends that are under way.
     pub(crate) const FLUSH: Duration = Duration::from_secs(5);
-    /// How long closing then waits for links to take what is left.
+    /// How long closing then waits for links to take the remaining bytes.
     pub(crate) const LEAVE: Duration = Duration::from_secs(1);
 }
 
@@ -553,8 +564,8 @@ pub(crate) mod progress {
 pub(crate) mod own_thread {
     use std::time::Duration;
 
-    /// How long to wait for the end of a thread that has nothing left to do. The program's code there may run longer.
-    /// Then the thread is left running.
+    /// How long to wait for the end of a thread that has nothing left to do. If the program's code on it runs longer,
+    /// the thread is left running.
     pub(crate) const LAST: Duration = Duration::from_secs(5);
 }
 
@@ -566,13 +577,13 @@ pub(crate) mod flight {
     pub(crate) const LOOK_EVERY: u64 = 16;
     /// Errors that are kept.
     pub(crate) const ERRORS: usize = 32;
-    /// Time between two reports by a waiter of which ranks it waits for.
+    /// Time between two reports by a waiter of the ranks that it waits for.
     pub(crate) const TELL_EVERY: Duration = Duration::from_millis(50);
     /// Records of each kind that are read from every communicator of the process when a deadline has passed.
     pub(crate) const LOOKED_AT: u64 = 16;
-    /// Most calls of other communicators that the error of a deadline names.
+    /// The largest number of calls of other communicators that the error of a deadline names.
     pub(crate) const MEANWHILE: usize = 3;
-    /// Such a call has waited for at least one part in this many of the deadline's time. A quicker call is unrelated.
+    /// Such a call has waited for at least the deadline's time divided by this number. A quicker call is unrelated.
     pub(crate) const SHARE: u64 = 10;
 }
 
@@ -582,17 +593,17 @@ pub(crate) mod bootstrap {
 
     /// One wait at the store before the key of contradictions is read again, if there are few ranks.
     pub(crate) const SLICE: Duration = Duration::from_millis(100);
-    /// The same for each rank if there are many. Each round costs the store four requests, so all ranks together do not
-    /// ask more often than this.
+    /// The same for each rank if there are many. Each round costs the store four requests. With this time, the rate of
+    /// requests from all ranks together does not grow with their number.
     pub(crate) const SLICE_PER_RANK: Duration = Duration::from_micros(250);
     /// How long after its deadline a start may still ask the store which ranks are missing. Its error comes within a
-    /// second of it.
+    /// second of the deadline.
     pub(crate) const LAST_QUESTIONS: Duration = Duration::from_millis(800);
-    /// How long the rank that finds that out for all may take, and how long the others wait for it.
+    /// How long the rank that determines the missing ranks for all may take, and how long the others wait for it.
     pub(crate) const FINDING_OUT: Duration = Duration::from_millis(300);
     /// Ranks for which an error of the start gives host and process. The others are given as numbers.
     pub(crate) const INTRODUCED: usize = 32;
-    /// How long rank 0 serves the store after its own deadline, for ranks that came a little later than it did.
+    /// How long rank 0 serves the store after its own deadline, for ranks that started a little later.
     pub(crate) const LATE_LINGER: Duration = Duration::from_millis(500);
     /// Ranks per root of NCCL's bootstrap, if the library supports several roots.
     #[cfg(feature = "cuda")]
@@ -601,12 +612,12 @@ pub(crate) mod bootstrap {
 
 /// The host backend.
 pub(crate) mod backend {
-    /// Bytes from which reading the clock costs nothing beside the call. The end of such a call is recorded with its
-    /// time.
+    /// Bytes from which reading the clock costs nothing compared with the call. The end of such a call is recorded with
+    /// its time.
     pub(crate) const LONG_CALL_BYTES: usize = 16 << 10;
 }
 
-/// The agreement of a shrink on who is left.
+/// The agreement of a shrink on the remaining ranks.
 pub(crate) mod shrink {
     use std::time::Duration;
 
@@ -620,9 +631,9 @@ pub(crate) mod shrink {
     pub(crate) const LOOK_FURTHER: Duration = Duration::from_millis(250);
     /// How long a leader waits for ranks that were given up once.
     pub(crate) const GRACE: Duration = Duration::from_secs(1);
-    /// Time after which a leader that was held up may have been given up itself.
+    /// If a leader is held up for this time, the others may have given it up.
     pub(crate) const LONG: Duration = Duration::from_secs(3);
-    /// Most probes of other recovery listeners by a rank that continues and is held up each time.
+    /// The largest number of probes of other recovery listeners by a rank that continues and is held up each time.
     pub(crate) const LOOKS: usize = 4;
 }
 
@@ -630,13 +641,13 @@ pub(crate) mod shrink {
 pub(crate) mod ticket_lock {
     use std::time::Duration;
 
-    /// Polls of a waiter before it sleeps. A call in shared memory is over by then.
+    /// Polls of a waiter before it sleeps. A call in shared memory has ended by then.
     pub(crate) const LOOKS: usize = if cfg!(loom) { 1 } else { 200 };
-    /// The first sleep. It bounds how late a waiter is that was not woken when its turn came.
+    /// The first sleep. If a waiter is not woken when its turn comes, it is late by at most this time.
     pub(crate) const FIRST_NAP: Duration = Duration::from_millis(1);
-    /// How long an abort waits for its turn to notify the peers if another thread is in a call. That call notifies them
-    /// too.
+    /// How long an abort waits for its turn to notify the peers if another thread is in a call. That call also notifies
+    /// them.
     pub(crate) const ABORTING: Duration = Duration::from_millis(50);
-    /// Later sleeps. The thread that leaves wakes this waiter; this only bounds a missed wake-up.
+    /// Later sleeps. The thread that leaves wakes this waiter; this only limits the delay after a missed wake-up.
     pub(crate) const NAP: Duration = Duration::from_millis(100);
 }

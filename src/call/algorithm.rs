@@ -1,4 +1,5 @@
-//! The algorithms of collectives, by name, and which one a program requests at which size: `doubling:0-16K,ring:16K-`.
+//! The algorithms of collectives, their names, and the list in which a program requests them by size:
+//! `doubling:0-16K,ring:16K-`.
 
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
@@ -9,18 +10,19 @@ use crate::error::{Error, Result};
 /// The algorithm of a collective. [`Communicator::algorithm`](crate::Communicator::algorithm) returns the one that a
 /// call uses.
 ///
-/// Calls between hosts, and under [`Transport::Tcp`](crate::Transport::Tcp), use the first six; [`AlgorithmRanges`] can
-/// request them. The others describe how data moves when there is nothing to choose.
+/// Calls between hosts, and calls under [`Transport::Tcp`](crate::Transport::Tcp), use one of the first six.
+/// [`AlgorithmRanges`] can request these. The others name the ways in which data moves if there is no choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// `doubling`: distances 1, 2, 4 …: every rank has data from all others after log₂ n exchanges.
+    /// `doubling`: exchanges with ranks at distances 1, 2, 4 …; after log₂ n of them every rank has data from all
+    /// others.
     Doubling,
     /// `binomial`: a tree of log₂ n levels.
     Binomial,
     /// `ring`: from neighbour to neighbour, in both directions, in segments.
     Ring,
-    /// `chain`: from the root to its neighbour and on, in segments.
+    /// `chain`: from the root to its neighbour, and from each rank to the next, in segments.
     Chain,
     /// `scatter_gather`: a ring gives every rank a complete share; the shares then go to the root.
     ScatterGather,
@@ -30,9 +32,9 @@ pub enum Algorithm {
     Flags,
     /// `mailboxes`, in shared memory: small data next to the flags.
     Mailboxes,
-    /// `slots`, in shared memory: through the ranks' larger areas, in steps.
+    /// `slots`, in shared memory: data goes through the ranks' larger areas, in steps.
     Slots,
-    /// `shares`, in shared memory: like `slots`, and each rank folds its share for all.
+    /// `shares`, in shared memory: like `slots`, but each rank folds one share for all ranks.
     Shares,
     /// `links`, in shared memory: messages between pairs of ranks, as between hosts.
     Links,
@@ -112,19 +114,22 @@ fn named(name: &str, among: &[Algorithm]) -> Option<Algorithm> {
 struct Rule {
     algorithm: Algorithm,
     from: usize,
-    /// The first size that is too large; `None` if there is no limit.
+    /// The first size above the range; `None` if there is no limit.
     to: Option<usize>,
 }
 
 impl Rule {
-    /// Creates a rule, or returns what is wrong with it.
+    /// Creates a rule, or returns the reason why it is invalid.
     fn new(algorithm: Algorithm, from: usize, to: Option<usize>) -> std::result::Result<Self, String> {
         if !Algorithm::BETWEEN_HOSTS.contains(&algorithm) {
             let known = Algorithm::BETWEEN_HOSTS.map(Algorithm::name).join(", ");
-            return Err(format!("{:?} cannot be asked for: it follows from where the ranks are; ask for one of {known}", algorithm.name()));
+            return Err(format!(
+                "{:?} cannot be requested: it follows from the placement of the ranks; request one of {known}",
+                algorithm.name()
+            ));
         }
         match to {
-            Some(to) if to <= from => Err(format!("the range \"{}\" is empty: it has to end above its beginning", Sizes(from, Some(to)))),
+            Some(to) if to <= from => Err(format!("the range \"{}\" is empty: its end must be above its start", Sizes(from, Some(to)))),
             _ => Ok(Self { algorithm, from, to }),
         }
     }
@@ -135,7 +140,7 @@ impl Rule {
         let (name, range) = part.split_once(':').ok_or(expected)?;
         let algorithm = named(name, &Algorithm::ALL).ok_or_else(|| {
             let known = Algorithm::BETWEEN_HOSTS.map(Algorithm::name).join(", ");
-            format!("unknown algorithm {name:?}, known are {known}")
+            format!("unknown algorithm {name:?}; expected one of {known}")
         })?;
         let (from, to) = range.split_once('-').ok_or(expected)?;
         let from = parse_size(from)?;
@@ -149,7 +154,7 @@ impl Rule {
 /// one counts. For sizes that no range covers, the algorithm is chosen by estimated time.
 ///
 /// The text form is a list of `name:from-to` parts separated by commas. `from` belongs to the range, `to` does not.
-/// Without `to` there is no upper limit. Both may have one binary suffix, K, M or G.
+/// Without `to` there is no upper limit. Each of the two numbers may have one binary suffix: K, M or G.
 ///
 /// ```
 /// # use collectives::{Algorithm, AlgorithmRanges};
@@ -164,7 +169,7 @@ pub struct AlgorithmRanges {
 }
 
 impl AlgorithmRanges {
-    /// Creates an empty list: every size is left to estimated time.
+    /// Creates an empty list: at every size, the algorithm is chosen by estimated time.
     #[must_use]
     pub const fn new() -> Self {
         Self { rules: Vec::new() }
@@ -174,11 +179,11 @@ impl AlgorithmRanges {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for an empty range, and for an algorithm that calls between hosts do not have: those of shared
+    /// `InvalidArgument` for an empty range, and for an algorithm that calls between hosts cannot use: those of shared
     /// memory, `copy` and `hierarchical`.
     pub fn with(mut self, algorithm: Algorithm, sizes: impl RangeBounds<usize>) -> Result<Self> {
         let refused = |reason: String| Error::argument("AlgorithmRanges::with", reason);
-        let too_large = || refused(format!("{algorithm} for sizes above {}: no size is", usize::MAX));
+        let too_large = || refused(format!("{algorithm} is requested for sizes above {}, but no size is that large", usize::MAX));
         let from = match sizes.start_bound() {
             Bound::Included(from) => *from,
             Bound::Excluded(before) => before.checked_add(1).ok_or_else(too_large)?,
@@ -199,7 +204,7 @@ impl AlgorithmRanges {
         self.rules.is_empty()
     }
 
-    /// Returns the algorithm requested at this size, among those that the collective has.
+    /// Returns the algorithm of the first range that covers this size and requests one of `candidates`.
     pub(crate) fn find(&self, bytes: usize, candidates: &[Algorithm]) -> Option<Algorithm> {
         let fits = |rule: &&Rule| rule.from <= bytes && rule.to.is_none_or(|to| bytes < to) && candidates.contains(&rule.algorithm);
         self.rules.iter().find(fits).map(|rule| rule.algorithm)
@@ -214,7 +219,7 @@ impl AlgorithmRanges {
 impl FromStr for AlgorithmRanges {
     type Err = Error;
 
-    /// Parses `doubling:0-16K,ring:16K-`. The error, a `Config`, quotes every part that cannot be understood.
+    /// Parses `doubling:0-16K,ring:16K-`. The `Config` error quotes every part that cannot be parsed.
     fn from_str(text: &str) -> Result<Self> {
         let (mut rules, mut complaints) = (Vec::new(), Vec::new());
         for part in text.split(',').map(str::trim) {
@@ -271,10 +276,10 @@ fn parse_size(text: &str) -> std::result::Result<usize, String> {
     });
     let (digits, bits) = suffix.unwrap_or((text, 0));
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Err(format!("{text:?} is no size: expected digits and at most one of K, M, G"));
+        return Err(format!("{text:?} is not a size: expected digits and at most one of K, M, G"));
     }
     let scaled = digits.parse::<usize>().ok().and_then(|number| number.checked_mul(1 << bits));
-    scaled.ok_or_else(|| format!("{text:?} is more bytes than this machine can count"))
+    scaled.ok_or_else(|| format!("{text:?} is too large for a number of bytes"))
 }
 
 #[cfg(test)]
@@ -343,7 +348,7 @@ mod tests {
             for error in [typed.expect_err("none"), text.expect_err("none")] {
                 let words = error.to_string();
                 assert!(
-                    words.contains(&format!("{:?} cannot be asked for", algorithm.name())) && words.contains("scatter_gather"),
+                    words.contains(&format!("{:?} cannot be requested", algorithm.name())) && words.contains("scatter_gather"),
                     "{words}"
                 );
             }
@@ -367,7 +372,7 @@ mod tests {
         {
             assert!(words.contains(&format!("{part}: ")), "{part} in {words}");
         }
-        assert!(words.contains("known are doubling, binomial, ring, chain, scatter_gather, direct"), "{words}");
+        assert!(words.contains("expected one of doubling, binomial, ring, chain, scatter_gather, direct"), "{words}");
         assert!(!words.contains("\"doubling:0-1K\":"), "{words}");
     }
 

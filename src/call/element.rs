@@ -85,8 +85,8 @@ impl DType {
         matches!(self, DType::F32 | DType::F64 | DType::F16 | DType::Bf16 | DType::F8E4M3 | DType::F8E5M2)
     }
 
-    /// Returns the number of this float type nearest to a value, ties to even: rounded once, not via `f32`. For other
-    /// types returns the value.
+    /// Returns the number of this float type that is nearest to a value, with ties to even: rounded once, not via
+    /// `f32`. For other types, returns the value itself.
     pub(crate) fn nearest(self, value: f64) -> f64 {
         match self {
             DType::F32 => f64::from(value as f32),
@@ -168,14 +168,14 @@ impl FromStr for DType {
 ///
 /// - Every byte of a value is initialised: no padding, no `MaybeUninit`, no references or pointers, which have a
 ///   meaning in one process only.
-/// - Any bytes are a value of this type: no `bool`, `char`, enum or `NonZero` inside. Ranks are checked to pass types
-///   of the same size, not the same type.
+/// - Any bytes are a value of this type: no `bool`, `char`, enum or `NonZero` inside. Ranks compare only the sizes of
+///   such types, so bytes of a different type may arrive.
 /// - Every implementation outside this crate leaves the constants at their defaults, except those of
 ///   [`element!`](macro@crate::element).
 pub unsafe trait Data: Copy + Send + Sync + 'static {
     /// The element type, if reductions support it.
     const DTYPE: Option<DType> = None;
-    /// The innermost element type of an array (of arrays); for an element type itself.
+    /// The innermost element type of an array, which may be nested; for an element type, the type itself.
     #[doc(hidden)]
     const INNERMOST: Option<DType> = Self::DTYPE;
     /// Whether memory of this type carries the type of its elements.
@@ -193,7 +193,7 @@ unsafe impl<T: Data, const N: usize> Data for [T; N] {
 /// The element of buffers whose type is known at run time: a marker of one byte. See [`TypedBytes`](crate::TypedBytes).
 ///
 /// Any [`ReduceOp`](crate::ReduceOp), and a [`CustomOp`](crate::CustomOp) of any [`Element`], can reduce it. The call
-/// checks whether they match. Such bytes without a type are plain data of one byte.
+/// checks that the op matches the type. Without a type, each such byte is plain data of one byte.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
 pub struct AnyElement(u8);
@@ -224,8 +224,8 @@ impl AnyElement {
 ///
 /// # Safety
 ///
-/// `ELEMENT_TYPE`, and `DTYPE` in [`Data`], name one type. This type has that type's size, alignment and layout: any
-/// bytes that are a value of that type are a value of this one.
+/// `ELEMENT_TYPE`, and `DTYPE` in [`Data`], name the same type. The implementing type has the size, alignment and
+/// layout of the named type: any bytes that are a value of the named type are a value of the implementing type.
 pub unsafe trait Element: Data + PartialEq + fmt::Debug + Default {
     /// The element type at run time.
     const ELEMENT_TYPE: DType;
@@ -265,7 +265,8 @@ elements! {
     bool => Bool,
 }
 
-// The same bytes as our types: OCP's E4M3 without infinities, and E5M2 (`tests/host/elements.rs` compares all).
+// These types have the same bytes as ours: OCP's E4M3 without infinities, and E5M2 (`tests/host/elements.rs` compares
+// all).
 #[cfg(feature = "float8")]
 elements! {
     ::float8::F8E4M3 => F8E4M3,
@@ -315,7 +316,7 @@ impl TypeTag {
         }
     }
 
-    /// Returns the size of one of them.
+    /// Returns the size of one such element.
     #[inline]
     pub(crate) const fn held_bytes<T: Data>(dtype: Option<DType>) -> usize {
         match dtype {
@@ -326,11 +327,10 @@ impl TypeTag {
 
     /// Returns the error text for a buffer that is misaligned for such elements.
     pub(crate) fn misplaced(self, what: &str, address: u64) -> String {
-        format!("{what} lies at {address:#x}, and elements of {self} lie at multiples of {} B", self.size_bytes())
+        format!("{what} is at {address:#x}, but elements of {self} must be at multiples of {} B", self.size_bytes())
     }
 
-    /// Returns whether elements are `bool` or arrays of it. These are the only ones for which not every byte is a
-    /// value.
+    /// Returns whether elements are `bool` or arrays of it. For all other elements, every byte is a value.
     #[inline]
     pub(crate) const fn is_bool(self) -> bool {
         matches!(self, TypeTag::Scalar(DType::Bool) | TypeTag::Array(DType::Bool, _))
@@ -345,7 +345,7 @@ impl TypeTag {
         }
     }
 
-    /// Encodes the tag: the type's number; or the size, with the type's number above it and the top bit set.
+    /// Encodes the tag as the type's number, or as the size, with the type's number above it and the top bit set.
     pub(crate) const fn to_code(self) -> u32 {
         match self {
             TypeTag::Scalar(dtype) => dtype as u32,

@@ -1,4 +1,4 @@
-//! The two 8-bit float formats of OCP (OFP8, revision 1.0), by their bits, with exact conversions.
+//! The two 8-bit float formats of OCP (OFP8, revision 1.0), stored as their bits, with exact conversions.
 //!
 //! The arithmetic is generic over floats of up to 16 bits and has no branches, so that loops over it vectorise. The
 //! folds use it for `f16` too, if the processor cannot convert that type.
@@ -127,7 +127,7 @@ impl F8E4M3 {
     pub const fn from_f32(value: f32) -> Self {
         let sign = (value.to_bits() >> 31) << 7;
         let rounded = round_finite::<4, 3>(value.to_bits() & 0x7fff_ffff);
-        // A NaN has the largest magnitude of all, so one clamp serves it too.
+        // A NaN has the largest magnitude of all, so the same clamp handles it.
         let clamped = if rounded > 0x7f { 0x7f } else { rounded };
         Self((sign | clamped) as u8)
     }

@@ -7,7 +7,7 @@ use std::fmt;
 
 use crate::call::{BlockLayout, Call, Collective};
 
-/// How a backend addresses memory.
+/// An address of memory, in the form that a backend uses.
 pub(crate) trait Address: Copy + fmt::Debug {
     /// Returns the address this many bytes further on.
     fn advanced(self, bytes: usize) -> Self;
@@ -63,7 +63,7 @@ impl<A: Address> List<A> {
         Self { blocks: given.scan(0, place).collect() }
     }
 
-    /// Returns the block that has the byte at an offset.
+    /// Returns the block that contains the byte at an offset.
     fn of(&self, offset: usize) -> &(usize, usize, A) {
         // The last of the blocks that begin there: the others are empty. The first begins at 0.
         &self.blocks[self.blocks.partition_point(|(start, ..)| *start <= offset) - 1]
@@ -105,14 +105,14 @@ pub(crate) struct Job<S, D, R> {
     pub(crate) call: Call,
     /// The caller's buffers.
     pub(crate) memory: Operands<S, D>,
-    /// How they are divided between the ranks.
+    /// How the buffers are divided between the ranks.
     pub(crate) layout: BlockLayout,
     /// How elements are folded, for calls that reduce.
     pub(crate) reduction: Option<R>,
     /// The size of one element in bytes.
     pub(crate) element_bytes: usize,
-    /// Whether the caller gave one buffer for both. Then both parts of `memory` are the whole of it, unless the
-    /// contribution was multiplied first and so is in other memory.
+    /// Whether the caller passed one buffer as source and destination. Both parts of `memory` are then this whole
+    /// buffer, unless the contribution was multiplied first and is therefore in other memory.
     pub(crate) in_place: bool,
     /// The buffers that are lists. For those, `memory` has the length and no address. Only for `gather_v`, `scatter_v`
     /// and `all_to_all_v`, and never in place.
@@ -120,7 +120,8 @@ pub(crate) struct Job<S, D, R> {
 }
 
 impl<S: Address, D: Address, R> Job<S, D, R> {
-    /// Returns the buffers as backends expect them: if the other buffer is one block of this one, only that block.
+    /// Returns the buffers as backends expect them: for a call in place, a buffer that is one block of the other is cut
+    /// down to that block.
     pub(crate) fn narrowed(&self, rank: usize) -> Operands<S, D> {
         let mut memory = self.memory;
         match self.call.kind {
@@ -160,7 +161,7 @@ impl<S: Address, D: Address, R> Job<S, D, R> {
     }
 
     /// Returns the bytes that this rank sends to `peer` and expects from it, for calls whose counts only pairs of ranks
-    /// know. A rank sends to itself what it was checked to expect.
+    /// know. To itself, a rank sends what it expects: this has been checked.
     pub(crate) fn pair(&self, me: usize, peer: usize) -> [u64; 2] {
         let is_root = |rank: usize| self.call.root == Some(rank as u32);
         let bytes = match (self.call.kind, &self.layout) {
@@ -186,7 +187,8 @@ impl<S: Address, D: Address, R> Job<S, D, R> {
         self.memory.source_len.max(self.memory.destination_len)
     }
 
-    /// Describes a call in words, with this rank's own elements if the call itself has no count, or a digest.
+    /// Describes a call in words. If the call itself has no count, or a digest, the text gives this rank's own number
+    /// of elements.
     pub(crate) fn in_words(&self, call: &Call) -> String {
         let elements = |bytes: usize| bytes / self.element_bytes.max(1);
         let sum = |blocks: &[usize]| elements(blocks.iter().sum());

@@ -16,8 +16,8 @@ use crate::call::element::TypeTag;
 use crate::call::op::ReduceOp;
 use crate::error::{Error, Result};
 
-/// A collective. Its forms (`all_reduce`, `all_reduce_into`, `start_all_reduce` …) are one value. `gather_list` is
-/// `GatherV`, `scatter_list` is `ScatterV`, and `all_to_all_list` is `AllToAllV`.
+/// A collective. All its forms (`all_reduce`, `all_reduce_into`, `start_all_reduce` …) have the same value.
+/// `gather_list` is `GatherV`, `scatter_list` is `ScatterV`, and `all_to_all_list` is `AllToAllV`.
 ///
 /// ```
 /// # use collectives::Collective;
@@ -223,7 +223,7 @@ impl BlockLayout {
     /// Converts a layout in elements to one in bytes.
     #[inline(always)]
     pub(crate) fn in_bytes(mut self, element_bytes: usize) -> Self {
-        // First, and not in the match below, which works in memory: this is the layout of the smallest calls.
+        // Handled first, and not in the match below, which goes through memory: the smallest calls have this layout.
         if let BlockLayout::Equal(count) = self {
             return BlockLayout::Equal(count * element_bytes);
         }
@@ -287,8 +287,8 @@ impl Call {
     /// The op of an `all_to_all_v` that is an `all_gather_list`: each rank's blocks for the others are the same.
     pub(crate) const SAME_FOR_ALL: u64 = 251;
 
-    /// Set in the digest of a call on several buffers (`all_reduce_many` …), which covers the root and all lengths, in
-    /// order. Each collective that such a call consists of has it.
+    /// The bit that is set in the digest of a call on several buffers (`all_reduce_many` …), and in that of each
+    /// collective that the call consists of. The digest covers the root and all lengths, in order.
     pub(crate) const MANY: u128 = 1 << 127;
 
     /// The length of the encoded form in bytes.
@@ -331,7 +331,7 @@ impl Call {
         self.kind.lists_counts() || self.is_many()
     }
 
-    /// Returns the method that made it, in any form.
+    /// Returns the method that made the call, regardless of its form.
     pub(crate) fn call_kind(&self) -> CallKind {
         match self.kind {
             Collective::AllToAllV if self.op == Self::SAME_FOR_ALL => CallKind::AllGatherList,
@@ -361,7 +361,7 @@ impl Call {
         bytes
     }
 
-    /// Reverses [`Call::fingerprint`]. Returns `None` for words that no call has.
+    /// Reverses [`Call::fingerprint`]. Returns `None` for words that encode no call.
     pub(crate) fn from_fingerprint(words: [u64; 4]) -> Option<Self> {
         let call = Self::from_record(words)?;
         if !call.lists_counts() {
@@ -371,7 +371,7 @@ impl Call {
         Some(Self { count: 0, root: None, counts_hash: digest | call.counts_hash & Self::MANY, ..call })
     }
 
-    /// Reverses [`Call::record`], as far as the record contains the call. Returns `None` for words that no call has.
+    /// Reverses [`Call::record`], as far as the record contains the call. Returns `None` for words that encode no call.
     pub(crate) fn from_record(words: [u64; 4]) -> Option<Self> {
         let (root, rest) = (words[3] as u32, words[3] >> REST_AT);
         let (kind, many) = ((words[3] >> 32) as u8 & !MANY_KIND, (words[3] >> 32) as u8 & MANY_KIND != 0);
@@ -413,7 +413,7 @@ impl Call {
         }
     }
 
-    /// Describes the call in words, with this rank's counts in place of what ranks compare.
+    /// Describes the call in words, with this rank's counts in place of the values that ranks compare.
     pub(crate) fn with_amount(&self, amount: impl fmt::Display) -> String {
         let mut text = String::new();
         // Writing to a string does not fail.

@@ -12,8 +12,8 @@ use crate::error::{Error, Result};
 
 /// How the elements of all ranks are combined into one.
 ///
-/// The meaning for `n` ranks, on host memory over every transport. It holds on devices too, unless a point below says
-/// otherwise:
+/// These rules define the result for `n` ranks on host memory, over every transport. They hold on devices too, unless a
+/// rule says otherwise:
 ///
 /// - `f16`, `bf16` and the 8-bit floats are accumulated in `f32` and rounded once wherever a rank folds several inputs
 ///   (shared memory, direct exchange). A hop of a ring or a tree sends its partial result in the element's type.
@@ -22,9 +22,9 @@ use crate::error::{Error, Result};
 /// - `bool`: `Sum` and `Max` mean OR, `Prod` and `Min` mean AND; `Avg` is refused.
 /// - `Avg`: floats are summed, then divided by `n` once. Integers are summed (wrapping), then divided, truncating
 ///   toward zero. So floats near the largest number of their type overflow in the sum: the mean of eight `f32` of
-///   `1e38` is an infinity. On devices NCCL may divide first, which does not overflow. That depends on size, type,
-///   number of ranks and devices (`Device::explain` reports it), so rely on neither. Means of `f16` on devices do not
-///   overflow.
+///   `1e38` is an infinity. On devices NCCL may divide first, which does not overflow. Whether it does depends on size,
+///   type, number of ranks and devices (`Device::explain` reports it), so rely on neither. Means of `f16` on devices do
+///   not overflow.
 /// - On host memory every rank ends with the same bits, and the same inputs give the same bits on every run at the same
 ///   world size and transport. [`Config::reproducible`](crate::Config::reproducible) promises more. On devices NCCL
 ///   chooses the order of a sum.
@@ -47,9 +47,9 @@ pub enum ReduceOp {
     Sum,
     /// The product; AND for `bool`.
     Prod,
-    /// The least; AND for `bool`.
+    /// The minimum; AND for `bool`.
     Min,
-    /// The greatest; OR for `bool`.
+    /// The maximum; OR for `bool`.
     Max,
     /// The mean. Refused for `bool`. The sum of floats may overflow even if the mean would not.
     Avg,
@@ -59,7 +59,8 @@ pub enum ReduceOp {
     BitOr,
     /// Bitwise XOR of integers and `bool`.
     BitXor,
-    /// The sum of each rank's elements times its own scalar, which is first rounded to the element's type. Floats only.
+    /// The sum of all ranks' elements, each multiplied by its rank's own scalar. The scalar is first rounded to the
+    /// element's type. Floats only.
     PreMulSum(f64),
 }
 
@@ -101,11 +102,13 @@ impl ReduceOp {
     /// `Unsupported`, with the reason: `Avg` of `bool`, bitwise ops of floats, `PreMulSum` of anything but floats.
     pub fn check(self, dtype: DType) -> Result<()> {
         let reason = match self {
-            ReduceOp::Avg if dtype == DType::Bool => "a mean of truth values is not a truth value; convert to a number first",
+            ReduceOp::Avg if dtype == DType::Bool => "the mean of booleans is not a boolean; convert to a numeric type first",
             ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor if dtype.is_float() => {
                 "bitwise ops work on integers and bool; view the bits as an unsigned integer of the same size"
             }
-            ReduceOp::PreMulSum(_) if !dtype.is_float() => "the scalar is a float; use f32, f64, f16, bf16 or an 8-bit float",
+            ReduceOp::PreMulSum(_) if !dtype.is_float() => {
+                "the scalar is a float, so the elements must be floats: use f32, f64, f16, bf16 or an 8-bit float"
+            }
             _ => return Ok(()),
         };
         Err(Error::Unsupported { what: format!("{} of {dtype}", self.name()), reason: reason.to_owned() })
@@ -187,8 +190,8 @@ pub(crate) enum DeviceCode {
     Ptx { image: Arc<str>, entry: Arc<str> },
 }
 
-/// Returns the hash of an op's name, which ranks compare. Two names with one hash count as the same op. Both functions
-/// have the same element type, so the result is that of either one, and no other memory is touched.
+/// Returns the hash of an op's name, which ranks compare. Two names with the same hash count as the same op. Even then
+/// both functions have the same element type. So the result is that of either function, and no other memory is touched.
 fn hash(name: &str) -> u64 {
     let digest: [u8; 32] = Sha256::digest(name.as_bytes()).into();
     digest.first_chunk().map_or(0, |first| u64::from_le_bytes(*first)) & 0xffff_ffff_ffff
@@ -210,10 +213,9 @@ impl<T: Data> CustomOp<T> {
         Self { name: name.into(), hash: hash(name), commutative: true, function: None, device }
     }
 
-    /// Adds an implementation for device buffers: a CUDA C expression over `a` (what has been folded so far) and `b`
-    /// (the next rank's element), e.g. `fabsf(b) > fabsf(a) ? b : a`. Both are of the element's type, or `float` for
-    /// `f16`, `bf16` and the 8-bit floats, whose result is rounded once, after the last rank. Ranks are folded in
-    /// order.
+    /// Adds an implementation for device buffers: a CUDA C expression over `a` (the result so far) and `b` (the next
+    /// rank's element), e.g. `fabsf(b) > fabsf(a) ? b : a`. Both are of the element's type, or `float` for `f16`,
+    /// `bf16` and the 8-bit floats, whose result is rounded once, after the last rank. Ranks are folded in order.
     ///
     /// NVRTC compiles it when a communicator first uses it. If NVRTC is absent, the call returns an error. Every rank
     /// must pass the same expression.
@@ -290,7 +292,7 @@ pub(crate) struct ErasedOp {
     /// Folds host memory; `None` for an op that only devices support.
     pub(crate) fold: Option<Arc<dyn ErasedFold>>,
     /// Folds device memory, if the op supports it.
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "without devices nobody asks"))]
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only device code asks"))]
     pub(crate) device: Option<DeviceCode>,
 }
 
@@ -300,7 +302,7 @@ pub(crate) trait ErasedFold: Send + Sync {
     ///
     /// # Safety
     ///
-    /// As for that function, for the type that the implementor was made with; and `bytes` is not 0.
+    /// The conditions of that function hold, for the type that the implementor was made with; and `bytes` is not 0.
     #[expect(unsafe_code, reason = "a fold works on raw memory, and only its caller knows what lies there")]
     unsafe fn fold(&self, into: *mut u8, inputs: &[*const u8], bytes: usize);
 }
@@ -312,12 +314,12 @@ impl ErasedOp {
         Self { name, element: TypeTag::of::<T>(), element_bytes: size_of::<T>(), commutative, hash, fold, device }
     }
 
-    /// Refuses to fold elements of another type than the op's.
+    /// Refuses to fold elements of a type other than the op's.
     pub(crate) fn check(&self, element: TypeTag) -> Result<()> {
         if element == self.element {
             return Ok(());
         }
-        Err(Error::unsupported(format!("{:?} of {element}", self.name), format!("it is an op of {}", self.element)))
+        Err(Error::unsupported(format!("{:?} of {element}", self.name), format!("the op works on {}", self.element)))
     }
 }
 
@@ -333,7 +335,7 @@ impl ReduceOp {
         let TypeTag::Scalar(dtype) = element else {
             return Err(Error::unsupported(
                 format!("{self} of {element}"),
-                "it is none of the element types; give it one, or use a CustomOp",
+                "this is not one of the built-in element types; convert to one, or use a CustomOp",
             ));
         };
         self.check(dtype).map(|()| dtype)

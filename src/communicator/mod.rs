@@ -1,24 +1,24 @@
 //! The public API: checks every argument once, then passes a job to the backend that holds the buffer.
 //!
-//! `handle/` defines the type. It names only the modules below it: `work/` (calls in the background), `progress/`
-//! (messages) and `recovery.rs`. The other files add methods to the type; none of these modules names them.
+//! `handle/` defines the type. It uses only the modules below it: `work/` (calls in the background), `progress/`
+//! (messages) and `recovery.rs`. The other files add methods to the type; none of these modules uses them.
 //!
 //! # How a call runs
 //!
 //! A method of `Communicator` checks its arguments (`communicator/prepare/arguments.rs`) and makes a `Job`
-//! (`communicator/prepare/prepared.rs`), which holds:
-//! - what all ranks must agree on (`Call`, 32 bytes),
+//! (`communicator/prepare/prepared.rs`), which contains:
+//! - the values on which all ranks must agree (`Call`, 32 bytes),
 //! - raw buffers and their layout in blocks,
 //! - the kernel that folds.
 //!
-//! A blocking call runs the job on the caller's thread. A started call passes it, with the buffers it owns, to a worker
-//! thread. Both take turns at the host backend: a ticket lock (`ticket_lock.rs`) serves started calls, and the threads
-//! that share the communicator, in the order of their calls. Messages have their own lock (`progress/`), so they do not
+//! A blocking call runs the job on the caller's thread. A started call passes the job, with the buffers that the call
+//! owns, to a worker thread. Both take turns at the host backend: a ticket lock (`ticket_lock.rs`) serves started calls
+//! and blocking calls in the order in which they are made. Messages have their own lock (`progress/`), so they do not
 //! wait for collectives. A call that consists of several collectives (`alloc`, `split`, objects, `close`) holds one
 //! turn for all of them.
 //!
-//! A call on devices first takes a turn at the device backend. It holds that turn from before the calls are compared
-//! until they are queued. Creating and closing NCCL communicators takes such a turn too.
+//! A call on devices first takes a turn at the device backend. It holds that turn while it is compared and queued.
+//! Creating or closing an NCCL communicator also takes such a turn.
 //!
 //! `host/backend/` picks one of three routes:
 //!
@@ -26,9 +26,9 @@
 //! - **inter-host** (no two ranks on one host, or TCP forced): a plan over links (`host/plan/`, `host/engine/`,
 //!   `host/net/`).
 //! - **hierarchical**: the ranks of a host agree and reduce in shared memory, the hosts exchange, then each host shares
-//!   the result. In an all-reduce each local rank carries a share of the exchange; otherwise one rank per host does.
-//!   Collectives that gain nothing from this run as one plan over all links, with rings in shared memory and TCP side
-//!   by side, after the host has agreed.
+//!   the result. In an all-reduce, each local rank exchanges a share; in other collectives, one rank per host does the
+//!   exchange. Collectives that gain nothing from this run as one plan over all links (rings in shared memory as well
+//!   as TCP), after the ranks of each host have agreed.
 
 #[cfg(feature = "cuda")]
 mod device;

@@ -2,7 +2,8 @@
 //! failed, and the stores there. The store at which they first met may be gone.
 //!
 //! Every rank listens at its own port from the start, and serves nothing there until it has to. A refused connection
-//! means that its process is gone, an accepted one that it is not. The others need to know no more before it serves.
+//! means that the rank's process is gone, and an accepted one that it lives. Until the rank serves a store, the others
+//! need to know no more than that.
 
 use std::fmt;
 use std::io;
@@ -17,10 +18,10 @@ use crate::error::{Error, Result};
 use crate::host::net::own_address::to_listen_on;
 use crate::rendezvous::{self, Store, TcpStore, TcpStoreServer};
 
-/// Checks whether a rank that all others wait for is gone, and returns which.
+/// A check for a lost rank that all others wait for; it returns a description of that rank.
 pub(in crate::communicator) type PeerWatch = Box<dyn Fn() -> Option<String>>;
 
-/// A rank's own recovery listener, before the others know of it.
+/// A rank's own recovery listener, before the other ranks know of it.
 pub(in crate::communicator) struct RecoveryListener(std::result::Result<TcpListener, String>);
 
 impl RecoveryListener {
@@ -29,7 +30,7 @@ impl RecoveryListener {
         Self(rendezvous::listen(to_listen_on(listen)).map_err(|error| format!("listening on {listen}: {error}")))
     }
 
-    /// Returns its address.
+    /// Returns the listener's address.
     pub(in crate::communicator) fn address(&self) -> Option<SocketAddr> {
         self.0.as_ref().ok()?.local_addr().ok()
     }
@@ -37,7 +38,7 @@ impl RecoveryListener {
 
 /// The current state of this rank's recovery listener.
 enum Own {
-    /// There is none; this is why.
+    /// There is no listener, for this reason.
     Missing(String),
     Closed(TcpListener),
     Open(TcpStoreServer),
@@ -50,7 +51,7 @@ pub(in crate::communicator) enum Probe {
     Gone,
     /// The process exists.
     Alive,
-    /// Neither is known: there was no answer.
+    /// There was no answer, so neither is known.
     NoAnswer,
 }
 
@@ -101,8 +102,8 @@ impl RecoveryListeners {
         }
     }
 
-    /// Returns the store behind this rank's recovery listener, which is opened if necessary. A request may take as
-    /// long as `patience`: a process that was stopped finds all its time used up when it continues.
+    /// Returns the store behind this rank's recovery listener, which is opened if necessary. A request may take as long
+    /// as `patience`, because a process that was stopped finds its deadline already passed when it continues.
     pub(in crate::communicator) fn host(&self, patience: Duration) -> Result<Arc<dyn Store>> {
         Ok(self.connect(self.open()?, patience)?)
     }
@@ -119,13 +120,13 @@ impl RecoveryListeners {
             Own::Closed(_) => Err(Error::argument("shrink", "this rank's recovery listener did not open")),
             Own::Missing(reason) => Err(Error::Unsupported {
                 what: "shrink".to_owned(),
-                reason: format!("this rank has no port at which others could find it ({reason}); see Config::listen_address"),
+                reason: format!("this rank has no port to which other ranks could connect ({reason}); see Config::listen_address"),
             }),
         }
     }
 }
 
-/// A communicator's ranks among the recovery listeners.
+/// The recovery listeners of a communicator's ranks.
 #[derive(Clone)]
 pub(in crate::communicator) struct RecoveryGroup {
     pub(in crate::communicator) listeners: Arc<RecoveryListeners>,
@@ -154,12 +155,12 @@ impl RecoveryGroup {
         self.listeners.visit(self.places[rank], patience)
     }
 
-    /// Returns a check whether one of the ranks is gone.
+    /// Returns a function that checks whether one of the ranks is gone.
     pub(in crate::communicator) fn watch(&self) -> PeerWatch {
         let recovery = self.clone();
         Box::new(move || {
             let is_gone = |rank: &usize| recovery.probe(*rank) == Probe::Gone;
-            (0..recovery.places.len()).find(is_gone).map(|rank| format!("the process of rank {rank} of those who were left is gone"))
+            (0..recovery.places.len()).find(is_gone).map(|rank| format!("the process of rank {rank} of the surviving ranks is gone"))
         })
     }
 

@@ -26,8 +26,8 @@ enum Launched {
 }
 
 impl Communicator {
-    /// Runs a checked call: runs it now on the host, or queues it on a device. The call is used in place, because
-    /// moving it would cost more than passing a flag between two cores.
+    /// Runs a checked call at once on the host, or queues it on a device. The call is used in place, because moving it
+    /// would cost more than passing a flag between two cores.
     #[inline]
     pub(super) fn execute(&self, mut prepared: Result<Prepared<'_>>) -> Result<()> {
         match &mut prepared {
@@ -88,7 +88,7 @@ impl Communicator {
         }
     }
 
-    /// Passes the jobs of one call, and the buffers they point into, to the worker.
+    /// Passes the jobs of one call, and the buffers that they point into, to the worker.
     fn start_jobs<B: Send + 'static>(&self, jobs: Jobs, buffers: PinnedBuffer<B>) -> Result<Work<B>> {
         if self.core.shared.health.is_foreign() {
             // The worker thread exists only in the parent process.

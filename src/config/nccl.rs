@@ -1,6 +1,6 @@
 //! Settings that are passed to NCCL, and facts that a program vouches for because they cannot be checked.
 
-#![expect(unsafe_code, reason = "what a program vouches for, it says in an unsafe call")]
+#![expect(unsafe_code, reason = "a program vouches for it in an unsafe call")]
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -64,7 +64,7 @@ impl fmt::Display for CheckDeviceCalls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.first {
             None => f.write_str("always"),
-            Some(first) => write!(f, "the first {first} alone"),
+            Some(first) => write!(f, "only the first {first}"),
         }
     }
 }

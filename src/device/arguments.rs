@@ -15,16 +15,17 @@ pub(crate) struct Arguments {
     /// The reduction with its code; the code is 0 if nothing is reduced.
     pub(crate) reduction: (u64, Option<Reduction>),
     pub(crate) element: TypeTag,
-    /// The length of what is read; `None` if this rank reads nothing, or reads the destination.
+    /// The length of the memory that is read; `None` if this rank reads nothing, or reads the destination.
     pub(crate) source: Option<usize>,
-    /// The length of what is written; `None` if this rank receives nothing.
+    /// The length of the memory that is written; `None` if this rank receives nothing.
     pub(crate) destination: Option<usize>,
     /// Whether the destination is also read.
     pub(crate) in_place: bool,
 }
 
 impl Arguments {
-    /// Checks them on a rank of `size` and describes the call. Its buffers have no addresses yet, and it has no number.
+    /// Checks the arguments for a communicator of `size` ranks, and returns the call. Its buffers have no addresses
+    /// yet, and the call has no number.
     ///
     /// # Errors
     ///
@@ -38,7 +39,7 @@ impl Arguments {
         let element_bytes = element.size_bytes();
         let bytes = |elements: usize| {
             let bytes = elements.checked_mul(element_bytes);
-            bytes.ok_or_else(|| Error::argument(kind.name(), format!("{elements} elements are more than an address space has")))
+            bytes.ok_or_else(|| Error::argument(kind.name(), format!("{elements} elements do not fit into the address space")))
         };
         let destination_len = bytes(destination.unwrap_or_default())?;
         let source_len = if in_place { destination_len } else { bytes(source.unwrap_or_default())? };
@@ -60,7 +61,7 @@ fn block(kind: Collective, source: Option<usize>, destination: Option<usize>, in
     };
     let share = |what: &str, length: usize, has_all: bool| match has_all {
         true if !length.is_multiple_of(size) => {
-            Err(Error::argument(kind.name(), format!("{what} has {length} elements, which are not a multiple of the world size {size}")))
+            Err(Error::argument(kind.name(), format!("{what} has {length} elements, which is not a multiple of the world size {size}")))
         }
         true => Ok(length / size),
         false => Ok(length),
@@ -70,7 +71,10 @@ fn block(kind: Collective, source: Option<usize>, destination: Option<usize>, in
     match (read, written) {
         (Some(read), Some(written)) if read != written => {
             let (source, destination) = (source.unwrap_or_default(), destination.unwrap_or_default());
-            Err(Error::argument(kind.name(), format!("{source} elements do not go into {destination} with {size} ranks")))
+            Err(Error::argument(
+                kind.name(),
+                format!("with {size} ranks, a source of {source} elements does not fit a destination of {destination}"),
+            ))
         }
         (read, written) => Ok(written.or(read).unwrap_or_default()),
     }

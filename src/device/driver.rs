@@ -1,4 +1,4 @@
-//! The CUDA driver: whether every function that we call exists, and the device that a communicator uses.
+//! The CUDA driver: a check that every function called by this crate exists, and the device that a communicator uses.
 
 #![expect(unsafe_code, reason = "the CUDA driver is C")]
 
@@ -21,7 +21,7 @@ pub(crate) struct Gpu {
     pub(crate) name: String,
     /// The id that distinguishes devices and their parts (MIG).
     pub(crate) uuid: [u8; 16],
-    /// Its address on the PCI bus, such as `0000:3b:00.0`.
+    /// The device's address on the PCI bus, such as `0000:3b:00.0`.
     pub(crate) pci: String,
     /// The compute capability, such as (9, 0).
     pub(crate) capability: (i32, i32),
@@ -80,8 +80,9 @@ const SYMBOLS: &[&str] = &[
     "cuLaunchKernel",
 ];
 
-/// Returns the files that cudarc tries for a library, in its order: it uses the first that opens. cudarc itself offers
-/// this list only if no crate of the program has it link the library instead of loading it.
+/// Returns the files that cudarc tries for a library, in the order in which it tries them; cudarc uses the first that
+/// opens. cudarc itself offers this list only if no crate of the program makes it link the library instead of loading
+/// it.
 pub(crate) fn candidates(name: &str) -> impl Iterator<Item = String> {
     let (major, minor) = (sys::CUDA_VERSION / 1000, sys::CUDA_VERSION % 1000 / 10);
     let endings = [
@@ -124,7 +125,7 @@ pub(crate) fn has(symbol: &str) -> bool {
     opened().is_some_and(|(library, _)| unsafe { library.get::<*const ()>(symbol) }.is_ok())
 }
 
-/// Checks that the driver exists, has every function that we call, and works; the error states what is wrong.
+/// Checks that the driver exists, has every function that this crate calls, and works; the error states what is wrong.
 pub(crate) fn check() -> Result<(), String> {
     static CHECKED: OnceLock<Result<(), String>> = OnceLock::new();
     CHECKED.get_or_init(probe).clone()
@@ -132,14 +133,14 @@ pub(crate) fn check() -> Result<(), String> {
 
 fn probe() -> Result<(), String> {
     let Some((_, name)) = opened() else {
-        return Err("libcuda.so.1 was not found: install the NVIDIA driver, or use memory of the host".to_owned());
+        return Err("libcuda.so.1 was not found: install the NVIDIA driver, or use host memory".to_owned());
     };
     let missing: Vec<_> = SYMBOLS.iter().copied().filter(|symbol| !has(symbol)).collect();
     if !missing.is_empty() {
         let list = missing.join(", ");
-        return Err(format!("the CUDA driver ({name}) lacks {list}: it is too old, install one for CUDA 12 or later"));
+        return Err(format!("the CUDA driver ({name}) lacks {list}: it is too old; install one for CUDA 12 or later"));
     }
-    cudarc::driver::result::init().map_err(|error| format!("the CUDA driver ({name}) does not start: {}", words(error)))
+    cudarc::driver::result::init().map_err(|error| format!("the CUDA driver ({name}) failed to start: {}", words(error)))
 }
 
 /// Returns the number of devices.
@@ -154,7 +155,7 @@ pub(crate) fn open(ordinal: usize) -> Result<Gpu, String> {
     let count = count()?;
     if ordinal >= count {
         let there = match count {
-            0 => "there is none; look at nvidia-smi and CUDA_VISIBLE_DEVICES".to_owned(),
+            0 => "no device was found; check nvidia-smi and CUDA_VISIBLE_DEVICES".to_owned(),
             1 => "there is 1 device, 0".to_owned(),
             count => format!("there are {count} devices, 0 to {}", count - 1),
         };
@@ -192,34 +193,34 @@ fn describe(context: &Arc<CudaContext>) -> Result<Gpu, DriverError> {
     })
 }
 
-/// Returns a driver error, with what was being done.
+/// Returns a driver error, with a description of what was being done.
 pub(crate) fn cuda_error(doing: impl Into<String>, error: DriverError) -> Error {
     Error::Cuda { doing: doing.into(), code: error.0 as u32, text: words(error) }
 }
 
 impl Error {
-    /// Wraps an error of the CUDA driver with what was being done. If the process cannot recover, the text states what
-    /// to do.
+    /// Wraps an error of the CUDA driver with a description of what was being done. If the process cannot recover, the
+    /// text says what to do.
     pub fn cuda(doing: impl Into<String>, error: DriverError) -> Self {
         cuda_error(doing, error)
     }
 }
 
 /// Driver errors after which this process cannot use the device any longer: a kernel, or the hardware below it, has
-/// failed. Every later call on that device returns the error. They are errors of memory and of NVLink; addresses, time,
-/// assertions, stacks, instructions and other launch failures; and an end by CUDA's multi-process server. A peer that
-/// is killed in the middle of a transfer over NVLink can cause one.
+/// failed. Every later call on that device returns the error. They are errors of memory and of NVLink; failed launches
+/// (because of addresses, time, assertions, stacks, instructions and other causes); and an end by CUDA's multi-process
+/// server. A peer that is killed in the middle of a transfer over NVLink can cause such an error.
 const FINAL: [u32; 13] = [214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718, 719, 809];
 
-/// Returns the driver's own text for an error. If the process cannot recover, the text states what to do.
+/// Returns the driver's own text for an error. If the process cannot recover, the text says what to do.
 pub(crate) fn words(error: DriverError) -> String {
     let name = error.error_name().map_or("unknown error".into(), |name| name.to_string_lossy());
-    let text = error.error_string().map_or("the driver has no words for it".into(), |text| text.to_string_lossy());
-    let advice = if FINAL.contains(&(error.0 as u32)) { "; this process cannot use the device any more: start it again" } else { "" };
+    let text = error.error_string().map_or("the driver gives no description".into(), |text| text.to_string_lossy());
+    let advice = if FINAL.contains(&(error.0 as u32)) { "; this process cannot use the device any more: restart it" } else { "" };
     format!("{name}: {text}{advice}")
 }
 
-/// Creates a stream whose kernels run before those of ordinary streams, if only one of them has room.
+/// Creates a stream whose kernels run before those of ordinary streams if there is no room for both.
 pub(crate) fn urgent_stream(context: &Arc<CudaContext>) -> Result<Arc<CudaStream>, DriverError> {
     bind(context)?;
     let (least, greatest) = cudarc::driver::result::stream::get_priority_range()?;
@@ -227,8 +228,8 @@ pub(crate) fn urgent_stream(context: &Arc<CudaContext>) -> Result<Arc<CudaStream
     context.new_stream_with_priority((least - 1).max(greatest))
 }
 
-/// Like [`bind`], but asks the driver once per thread, as long as the thread uses one context here. For callers that
-/// only need some context to be current and switch contexts themselves, as NCCL does.
+/// Makes a context current like [`bind`], but asks the driver only once per thread, as long as the thread uses one
+/// context here. For callers that only need some context to be current and switch contexts themselves, as NCCL does.
 #[inline]
 pub(crate) fn bind_once(context: &CudaContext) -> Result<(), DriverError> {
     thread_local! {
@@ -243,16 +244,16 @@ pub(crate) fn bind_once(context: &CudaContext) -> Result<(), DriverError> {
     Ok(())
 }
 
-/// Whether work that is put on this stream becomes part of a graph, or would spoil one. True also if the driver does
-/// not report it.
+/// Whether work that is put on this stream becomes part of a graph, or would invalidate a capture. Also true if the
+/// driver does not report it.
 pub(crate) fn is_capturing(stream: &CudaStream) -> bool {
     capture_status(stream).unwrap_or(true)
 }
 
-/// As [`is_capturing`], but errors that have nothing to do with captures are returned.
+/// Does the same as [`is_capturing`], but returns errors that have nothing to do with captures.
 pub(crate) fn capture_status(stream: &CudaStream) -> Result<bool, DriverError> {
     let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-    // SAFETY: the stream is alive, for we hold a reference to it, and the answer is written to a variable of ours.
+    // SAFETY: the stream is alive, for we hold a reference to it, and the answer is written to our variable.
     let asked = unsafe { sys::cuStreamIsCapturing(stream.cu_stream(), &mut status) };
     match asked.result() {
         Ok(()) => Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE),
@@ -266,7 +267,7 @@ pub(crate) fn capture_status(stream: &CudaStream) -> Result<bool, DriverError> {
 const CAPTURE_INFO: &str = "cuStreamGetCaptureInfo_v2";
 
 /// Returns the capture that work on this stream becomes part of, as a unique number, and its graph; `None` if there is
-/// none, or it is spoilt.
+/// no capture, or it has been invalidated.
 pub(crate) fn capture_of(stream: &CudaStream) -> Result<Option<(u64, sys::CUgraph)>, DriverError> {
     type Function = unsafe extern "C" fn(
         sys::CUstream,
@@ -280,7 +281,7 @@ pub(crate) fn capture_of(stream: &CudaStream) -> Result<Option<(u64, sys::CUgrap
     let function = opened().and_then(|(library, _)| unsafe { library.get::<Function>(CAPTURE_INFO) }.ok());
     let function = function.ok_or(DriverError(sys::CUresult::CUDA_ERROR_NOT_FOUND))?;
     let (mut status, mut number, mut graph) = (CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE, 0, std::ptr::null_mut());
-    // SAFETY: the stream is alive, for we hold a reference to it; the answers go to variables of ours, and null omits
+    // SAFETY: the stream is alive, for we hold a reference to it; the answers go to our variables, and null omits
     // the rest.
     unsafe { function(stream.cu_stream(), &mut status, &mut number, &mut graph, std::ptr::null_mut(), std::ptr::null_mut()) }.result()?;
     Ok((status == CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE).then_some((number, graph)))
@@ -292,7 +293,7 @@ pub(crate) fn is_per_thread(stream: &CudaStream) -> bool {
     stream.cu_stream().addr() == 2
 }
 
-/// An event without times. Unlike cudarc's, it leaves alone errors that others have parked in the context.
+/// An event without times. Unlike cudarc's, it leaves errors that other code has stored in the context untouched.
 #[derive(Debug)]
 pub(crate) struct Event {
     event: sys::CUevent,
@@ -325,7 +326,7 @@ impl Event {
     }
 }
 
-/// Whether the work recorded in an event has completed. Unlike cudarc's query, it spoils no capture.
+/// Whether the work recorded in an event has completed. Unlike cudarc's query, this invalidates no capture.
 pub(crate) fn is_complete(event: &CudaEvent) -> Result<bool, DriverError> {
     // SAFETY: the event is alive, for we hold a reference to it.
     unsafe { query(event.cu_event()) }
@@ -343,7 +344,8 @@ unsafe fn query(event: sys::CUevent) -> Result<bool, DriverError> {
     }
 }
 
-/// Whether a stream has completed all its work so far. This spoils no capture, unless this stream itself is captured.
+/// Whether a stream has completed all its work so far. This invalidates no capture, unless this stream itself is
+/// captured.
 pub(crate) fn is_idle(stream: &CudaStream) -> Result<bool, DriverError> {
     bind(stream.context())?;
     // SAFETY: the stream is alive, for we hold a reference to it.
@@ -374,8 +376,8 @@ pub(crate) fn ignore_captures() {
     exchange_capture_mode(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
 }
 
-/// Calls the driver so that no capture is affected. Otherwise a call that cannot be part of a graph ends every capture
-/// in progress.
+/// Calls the driver in such a way that no capture is affected. Otherwise a call that cannot be part of a graph ends
+/// every capture in progress.
 pub(crate) fn unseen_by_captures<R>(call: impl FnOnce() -> R) -> R {
     let mode = exchange_capture_mode(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
     let answer = call();
@@ -387,11 +389,11 @@ pub(crate) fn unseen_by_captures<R>(call: impl FnOnce() -> R) -> R {
 
 /// Sets how this thread treats captures, and returns the previous mode; `None` if the driver refuses.
 fn exchange_capture_mode(mut mode: sys::CUstreamCaptureMode) -> Option<sys::CUstreamCaptureMode> {
-    // SAFETY: the function exists (`check`), and swaps a variable of ours with one of this thread.
+    // SAFETY: the function exists (`check`), and swaps our variable with one of this thread.
     unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) }.result().ok().map(|()| mode)
 }
 
-/// Whether, for this device, the NVLink switch can send to several devices at once and add. NCCL makes the same query.
+/// Whether the NVLink switch can send to several devices at once and add, for this device. NCCL makes the same query.
 pub(crate) fn has_multicast(gpu: &Gpu) -> bool {
     /// `CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED`, which some CUDA releases that cudarc supports have no name for.
     const MULTICAST_SUPPORTED: c_int = 132;
@@ -401,7 +403,7 @@ pub(crate) fn has_multicast(gpu: &Gpu) -> bool {
     // release.
     let Ok(ask) = (unsafe { library.get::<Ask>("cuDeviceGetAttribute") }) else { return false };
     let mut value = 0;
-    // SAFETY: the answer is written to a variable of ours; the device came from the driver, which refuses attributes
+    // SAFETY: the answer is written to our variable; the device came from the driver, which refuses attributes
     // that it does not know.
     let answer = unsafe { ask(&mut value, MULTICAST_SUPPORTED, gpu.context.cu_device()) };
     answer == 0 && value != 0
@@ -411,10 +413,10 @@ pub(crate) fn has_multicast(gpu: &Gpu) -> bool {
 /// each.
 #[repr(C)]
 struct Access {
-    /// 1: the number is a device's.
+    /// Always 1: the number is a device's.
     location: u32,
     device: c_int,
-    /// 3: reading and writing.
+    /// Always 3: reading and writing.
     flags: u32,
 }
 
@@ -422,8 +424,9 @@ const _: () = assert!(size_of::<Access>() == size_of::<sys::CUmemAccessDesc>());
 
 /// Opens the memory pool of a device to other devices of this process, if they can reach it at all.
 ///
-/// NCCL gives ranks that are threads of one process each other's addresses, and reads and writes through them. cudarc
-/// allocates from a pool. Unlike memory of `cuMemAlloc`, other devices reach it only if the pool permits it.
+/// If ranks are threads of one process, NCCL passes their addresses to each other, and reads and writes through these.
+/// cudarc allocates from a pool. Unlike memory of `cuMemAlloc`, memory from a pool can be reached by other devices only
+/// if the pool permits that.
 pub(crate) fn share_pool(gpu: &Gpu, others: &[usize]) -> Result<(), DriverError> {
     let functions = ["cuDeviceGetDefaultMemPool", "cuMemPoolSetAccess", "cuDeviceCanAccessPeer"];
     if others.is_empty() || !functions.into_iter().all(has) {
@@ -431,7 +434,7 @@ pub(crate) fn share_pool(gpu: &Gpu, others: &[usize]) -> Result<(), DriverError>
     }
     bind(&gpu.context)?;
     let mut pool: sys::CUmemoryPool = std::ptr::null_mut();
-    // SAFETY: the function exists (checked), and writes to a variable of ours.
+    // SAFETY: the function exists (checked), and writes to our variable.
     match unsafe { sys::cuDeviceGetDefaultMemPool(&mut pool, gpu.context.cu_device()) }.result() {
         // Without pools cudarc allocates in the old way, and NCCL can reach the memory.
         Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_SUPPORTED)) => return Ok(()),
@@ -439,7 +442,7 @@ pub(crate) fn share_pool(gpu: &Gpu, others: &[usize]) -> Result<(), DriverError>
     }
     for other in others {
         let (device, mut can) = (*other as c_int, 0);
-        // SAFETY: the function exists (checked), takes numbers of devices, and writes to a variable of ours.
+        // SAFETY: the function exists (checked), takes numbers of devices, and writes to our variable.
         unsafe { sys::cuDeviceCanAccessPeer(&mut can, device, gpu.context.cu_device()) }.result()?;
         if can != 0 {
             let access = Access { location: 1, device, flags: 3 };
@@ -468,10 +471,10 @@ mod tests {
         simgpu::install();
         let last = [Code::CUDA_ERROR_ILLEGAL_ADDRESS, Code::CUDA_ERROR_LAUNCH_FAILED, Code::CUDA_ERROR_ASSERT];
         for code in last.into_iter().chain([Code::CUDA_ERROR_ECC_UNCORRECTABLE, Code::CUDA_ERROR_NVLINK_UNCORRECTABLE]) {
-            assert!(words(DriverError(code)).ends_with("start it again"), "{}", words(DriverError(code)));
+            assert!(words(DriverError(code)).ends_with("restart it"), "{}", words(DriverError(code)));
         }
         for code in [Code::CUDA_ERROR_OUT_OF_MEMORY, Code::CUDA_ERROR_INVALID_VALUE, Code::CUDA_ERROR_NOT_SUPPORTED] {
-            assert!(!words(DriverError(code)).contains("start it again"), "{}", words(DriverError(code)));
+            assert!(!words(DriverError(code)).contains("restart it"), "{}", words(DriverError(code)));
         }
     }
 
@@ -495,7 +498,7 @@ mod tests {
         let words = open(8).unwrap_err();
         assert!(words.contains("device 8") && words.contains("8 devices, 0 to 7"), "{words}");
         let error = cuda_error("testing", DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY));
-        assert!(error.to_string().starts_with("testing: the CUDA driver says 2: CUDA_ERROR_OUT_OF_MEMORY"), "{error}");
+        assert!(error.to_string().starts_with("testing: the CUDA driver returned 2: CUDA_ERROR_OUT_OF_MEMORY"), "{error}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Memory that NCCL allocates, and registrations and windows over it.
+//! Memory that NCCL allocates, and registrations and windows over memory.
 
 #![expect(unsafe_code, reason = "NCCL is C")]
 
@@ -23,11 +23,11 @@ use crate::error::{Error, Result};
 
 /// Device memory allocated by NCCL, for which registrations, windows and reductions in the NVLink switch work best.
 ///
-/// It can be used like a cudarc `CudaSlice`, with cudarc's own copies and kernels and with this crate's collectives,
-/// and tracks the streams that use it in the same way. NCCL frees memory at once, not in the order of a stream. So
-/// dropping the buffer waits up to a minute for the streams that use it. After that the memory is leaked, rather than
-/// freed while a kernel uses it. If event tracking is disabled in the context, dropping waits for everything in the
-/// context.
+/// The buffer can be used like a cudarc `CudaSlice`, with cudarc's own copies and kernels and with this crate's
+/// collectives. It tracks the streams that use it in the same way. NCCL frees memory at once, not in the order of a
+/// stream. So dropping the buffer waits up to a minute for the streams that use it. If they do not finish in that time,
+/// the memory is leaked, because a kernel may still use it. If event tracking is disabled in the context, dropping
+/// waits for all work in the context.
 #[derive(Debug)]
 pub struct NcclBuffer<T: Data> {
     library: &'static Library,
@@ -46,7 +46,7 @@ impl<T: Data> NcclBuffer<T> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
         let bytes = bytes.ok_or_else(|| Error::argument("alloc", format!("{len} elements of {} bytes are too many", size_of::<T>())))?;
         if stream.context().cu_ctx() != comm.context().cu_ctx() {
-            return Err(Error::argument("alloc", "the stream belongs to another context than the communicator"));
+            return Err(Error::argument("alloc", "the stream and the communicator belong to different contexts"));
         }
         let event = || stream.context().new_event(None).map_err(|error| driver::cuda_error(doing(), error));
         let (read, write) = (Some(event()?), Some(event()?));
@@ -61,7 +61,7 @@ impl<T: Data> NcclBuffer<T> {
         Ok(buffer)
     }
 
-    /// Waits for the streams that use it; returns `false` if they did not finish in time.
+    /// Waits for the streams that use the buffer; returns `false` if they did not finish in time.
     fn wait_for_uses(&self) -> bool {
         let context = self.stream.context();
         if driver::bind(context).is_err() {
@@ -88,7 +88,7 @@ impl<T: Data> NcclBuffer<T> {
 fn allocate(comm: &NcclComm, bytes: usize) -> std::result::Result<CUdeviceptr, Refusal> {
     driver::bind(comm.context()).map_err(|error| Refusal::driver("cuCtxSetCurrent", error))?;
     let mut address: *mut c_void = std::ptr::null_mut();
-    // SAFETY: the address is a variable of ours, and the context of the device is current.
+    // SAFETY: the address is our variable, and the context of the device is current.
     let answer = unsafe { comm.library().ncclMemAlloc(&mut address, bytes) };
     nccl::check(comm.library(), nccl_sys::NCCL_COMM_NULL, "ncclMemAlloc", answer)?;
     Ok(address.expose_provenance() as CUdeviceptr)
@@ -118,7 +118,7 @@ impl<T: Data> DeviceSlice<T> for NcclBuffer<T> {
     }
 }
 
-/// Makes the stream wait for recorded events. Errors are parked in the context, as cudarc does.
+/// Makes the stream wait for recorded events. Errors are stored in the context, as cudarc does.
 fn wait_for(stream: &CudaStream, events: &[&Option<CudaEvent>]) {
     if stream.context().is_managing_stream_synchronization() {
         for event in events.iter().copied().flatten() {
@@ -141,7 +141,7 @@ impl<T: Data> DevicePtrMut<T> for NcclBuffer<T> {
     }
 }
 
-/// Memory known to NCCL. Dropping this makes NCCL forget it before the memory is freed.
+/// Memory that NCCL knows. Dropping this makes NCCL forget the memory before it is freed.
 #[derive(Debug)]
 struct Tie {
     inner: Arc<Inner>,
@@ -162,7 +162,7 @@ unsafe impl Sync for Tie {}
 mod sealed {
     /// Memory at the address of an allocation that does not move, and remains allocated, until the value is dropped.
     pub trait Lasting {
-        /// Whether NCCL allocated it, in the way that suits NCCL best on this machine.
+        /// Whether NCCL allocated the memory, in the way that suits NCCL best on this machine.
         fn is_of_nccl(&self) -> bool {
             false
         }
@@ -170,11 +170,11 @@ mod sealed {
 }
 
 /// Device memory that may be registered with NCCL: cudarc's slices, views that are borrowed for `'static`,
-/// [`NcclBuffer`], [`RawDeviceSlice`] (whose maker vouches for the address), and memory that is registered already.
+/// [`NcclBuffer`], [`RawDeviceSlice`] (whose creator vouches for the address), and memory that is already registered.
 ///
-/// The trait is sealed. NCCL writes at the address, and cudarc's safe traits let any type return any address. Memory of
-/// other crates through [`AsDevicePtr`](crate::interop::AsDevicePtr) does not implement it: its owner vouches for it
-/// only while it is borrowed.
+/// The trait is sealed. NCCL writes at the address, and cudarc's safe traits let any type return any address. Other
+/// crates' memory, passed through [`AsDevicePtr`](crate::interop::AsDevicePtr), does not implement this trait: its
+/// owner vouches for it only while it is borrowed.
 pub trait Registrable: Buffer + sealed::Lasting + 'static {}
 
 impl<B: Buffer + sealed::Lasting + 'static> Registrable for B {}
@@ -210,7 +210,7 @@ impl Tie {
     ) -> Result<Option<Self>> {
         let doing = || format!("registering {bytes} bytes with the communicator of rank {} of {}", comm.rank(), comm.world_size());
         let pointer = address as usize as *mut c_void;
-        // NCCL may write to it later, from a thread of its own. It is leaked if that is not waited for.
+        // NCCL may write to this place later, from one of its threads. If nothing waits for that, the place is leaked.
         let place = Box::into_raw(Box::new(std::ptr::null_mut::<c_void>()));
         comm.manage(&doing, deadline, |raw| {
             *asked = true;
@@ -248,7 +248,7 @@ impl Tie {
     /// Makes NCCL forget the memory; returns `false` if it may still know it.
     fn undo(self) -> bool {
         let handle = self.handle;
-        self.inner.manage_at_rest(&|| "forgetting a registration".to_owned(), |raw| {
+        self.inner.manage_at_rest(&|| "deregistering a buffer".to_owned(), |raw| {
             // SAFETY: the communicator is alive (lent by `manage_at_rest`), the handle came from it, and this call,
             // which consumes the tie, gives it back once.
             let (name, answer) = unsafe {
@@ -262,7 +262,8 @@ impl Tie {
     }
 }
 
-/// A buffer and its registration with NCCL, which ends first. Memory that NCCL may still know is never freed.
+/// A buffer and its registration with NCCL. The registration ends first. Memory that NCCL may still know is never
+/// freed.
 #[derive(Debug)]
 struct EngineGuard<B> {
     tie: Option<Tie>,
@@ -270,8 +271,8 @@ struct EngineGuard<B> {
 }
 
 impl<B> EngineGuard<B> {
-    /// Registers the buffer with NCCL. If the call was made and failed, the buffer is dropped once NCCL has given
-    /// everything back, or never.
+    /// Registers the buffer with NCCL. If the call was made and failed, the buffer is dropped once NCCL has given all
+    /// resources back, or never.
     fn new(comm: &NcclComm, buffer: B, extent: (CUdeviceptr, usize), window: Option<c_int>, deadline: &Deadline) -> Result<Self> {
         let mut asked = false;
         // Leaked if anything panics.
@@ -281,7 +282,7 @@ impl<B> EngineGuard<B> {
             Err(error) => {
                 if asked && !comm.inner().has_let_go() {
                     crate::base::event::error!(
-                        "NCCL may know of a buffer whose registration failed, and does not end in time: its memory is lost"
+                        "NCCL may still use a buffer whose registration failed, and did not release it in time: its memory is leaked"
                     );
                 } else {
                     drop(ManuallyDrop::into_inner(buffer));
@@ -291,22 +292,22 @@ impl<B> EngineGuard<B> {
         }
     }
 
-    /// Makes NCCL forget the buffer and returns it; `None` if NCCL may still know it, and the buffer is leaked. Called
-    /// once, at the end.
+    /// Makes NCCL forget the buffer and returns it; `None` if NCCL may still know the buffer, which is then leaked.
+    /// Called once, at the end.
     fn take(&mut self) -> Option<B> {
         if self.tie.take().is_none_or(Tie::undo) {
             // SAFETY: called once, by `drop` or by `into_buffer`, which forgets the rest. Nothing uses the buffer here
             // afterwards.
             return Some(unsafe { ManuallyDrop::take(&mut self.buffer) });
         }
-        crate::base::event::error!("NCCL did not forget a registered buffer in time, and may still use it: its memory is lost");
+        crate::base::event::error!("NCCL did not deregister a buffer in time, and may still use it: its memory is leaked");
         None
     }
 
     /// Returns the buffer.
     fn into_buffer(self) -> Result<B> {
         let lost = || {
-            let reason = "NCCL did not forget it in time, and may still use it: its memory is lost";
+            let reason = "NCCL did not deregister the buffer in time, and may still use it: its memory is leaked";
             Error::unsupported("taking back a registered buffer", reason)
         };
         ManuallyDrop::new(self).take().ok_or_else(lost)
@@ -322,7 +323,7 @@ impl<B> Drop for EngineGuard<B> {
 /// A buffer registered with one communicator, whose collectives can use it in place, without copies through NCCL's
 /// buffers.
 ///
-/// It owns the buffer, a [`NcclBuffer`] or a `CudaSlice`, and is used like one. Dropping it waits for the
+/// The registration owns the buffer, a [`NcclBuffer`] or a `CudaSlice`, and is used like one. Dropping it waits for the
 /// communicator's work on the device. If NCCL does not forget the buffer within ten minutes, its memory is leaked, and
 /// a `tracing` event reports it.
 #[derive(Debug)]
@@ -342,17 +343,17 @@ impl<T: Data, B: Registrable<Element = T>> Registration<T, B> {
     ///
     /// # Errors
     ///
-    /// `Unsupported` if NCCL does not forget it in time; its memory is then leaked.
+    /// `Unsupported` if NCCL does not forget the buffer in time; its memory is then leaked.
     pub fn into_buffer(self) -> Result<B> {
         self.held.into_buffer()
     }
 }
 
-/// A buffer that all ranks of one communicator register together. The fastest kernels, and collectives without kernels,
-/// need one.
+/// A buffer that all ranks of one communicator register together. The fastest kernels need such a buffer, and so do
+/// collectives without kernels.
 ///
-/// It owns the buffer, and is used like one. Dropping it waits for the communicator's work on the device. If NCCL does
-/// not forget the buffer within ten minutes, its memory is leaked, and a `tracing` event reports it.
+/// The window owns the buffer, and is used like one. Dropping it waits for the communicator's work on the device. If
+/// NCCL does not forget the buffer within ten minutes, its memory is leaked, and a `tracing` event reports it.
 #[derive(Debug)]
 pub struct Window<T, B> {
     held: EngineGuard<B>,
@@ -367,8 +368,8 @@ impl<T: Data, B: Registrable<Element = T>> Window<T, B> {
         Ok(Self { held: EngineGuard::new(comm, buffer, extent, window, deadline)?, elements: PhantomData })
     }
 
-    /// Whether the communicator's devices can do more with it than with other memory. If not, it is a buffer like any
-    /// other.
+    /// Whether the communicator's devices can do more with the window than with other memory. If not, it is a buffer
+    /// like any other.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.held.tie.is_some()
@@ -378,7 +379,7 @@ impl<T: Data, B: Registrable<Element = T>> Window<T, B> {
     ///
     /// # Errors
     ///
-    /// `Unsupported` if NCCL does not forget it in time; its memory is then leaked.
+    /// `Unsupported` if NCCL does not forget the buffer in time; its memory is then leaked.
     pub fn into_buffer(self) -> Result<B> {
         self.held.into_buffer()
     }
@@ -390,24 +391,24 @@ fn extent<B: Registrable>(comm: &NcclComm, buffer: &B) -> Result<(CUdeviceptr, u
         return Err(Error::argument("register", "the buffer is in host memory"));
     };
     if memory.inner.context().cu_ctx() != comm.context().cu_ctx() {
-        return Err(Error::argument("register", "the buffer belongs to another context than the communicator"));
+        return Err(Error::argument("register", "the buffer and the communicator belong to different contexts"));
     }
     let bytes = memory.bytes();
     if bytes == 0 {
         return Err(Error::argument("register", "the buffer is empty"));
     }
-    // Only the address is wanted. Memory without a stream of its own returns it for any stream.
+    // Only the address is needed. Memory without its own stream returns the address for any stream.
     let any = comm.context().default_stream();
     let (address, _guard) = memory.inner.read(memory.inner.owner().unwrap_or(&any));
     Ok((address, bytes))
 }
 
-/// Returns how many bytes a window on this buffer has.
+/// Returns the number of bytes of a window on this buffer.
 ///
 /// # Errors
 ///
-/// `InvalidArgument` for a buffer of another context, or an empty one. `Unsupported` if NCCL could not share its memory
-/// with other ranks, which would end the communicator.
+/// `InvalidArgument` for a buffer of another context, and for an empty buffer. `Unsupported` if NCCL could not share
+/// its memory with other ranks, which would end the communicator.
 pub(crate) fn suits_window<B: Registrable>(comm: &NcclComm, buffer: &B) -> Result<usize> {
     let (address, bytes) = extent(comm, buffer)?;
     let refusal = if buffer.is_of_nccl() { None } else { cannot_be_handed_out(comm, address) };
@@ -415,36 +416,38 @@ pub(crate) fn suits_window<B: Registrable>(comm: &NcclComm, buffer: &B) -> Resul
         None => Ok(bytes),
         Some(reason) => {
             let reason = format!(
-                "{reason}: allocate it with NcclCommunicator::allocate (ncclMemAlloc), or by cuMemCreate; a CudaSlice comes from the driver's pool"
+                "{reason}: allocate it with NcclCommunicator::allocate (ncclMemAlloc), or with cuMemCreate; a CudaSlice comes from \
+                 the driver's pool"
             );
             Err(Error::unsupported(format!("a window on {bytes} B"), reason))
         }
     }
 }
 
-/// Returns why NCCL could not share memory with other ranks, by the driver calls that NCCL makes itself.
+/// Returns the reason why NCCL could not share memory with other ranks. Finds it with the driver calls that NCCL itself
+/// makes.
 fn cannot_be_handed_out(comm: &NcclComm, address: CUdeviceptr) -> Option<String> {
     let functions = ["cuMemGetAddressRange_v2", "cuMemRetainAllocationHandle", "cuMemRelease"];
     if !functions.into_iter().all(driver::has) {
-        // Then NCCL has none of them either, and works without them.
+        // In this case NCCL does not have these functions either, and works without them.
         return None;
     }
     let words = |what: &'static str| move |error| format!("the driver {what} its memory ({})", driver::words(error));
     let asked = || {
         driver::bind(comm.context()).map_err(words("has no context for"))?;
         let (mut base, mut size, mut handle) = (0, 0, 0);
-        // SAFETY: the function exists (checked) and writes to variables of ours; the address is allocated memory
+        // SAFETY: the function exists (checked) and writes to our variables; the address is allocated memory
         // (`Lasting`).
         unsafe { sys::cuMemGetAddressRange_v2(&mut base, &mut size, address) }.result().map_err(words("does not know"))?;
-        // SAFETY: the function exists (checked), writes to a variable of ours, and only looks up the address.
+        // SAFETY: the function exists (checked), writes to our variable, and only looks up the address.
         unsafe { sys::cuMemRetainAllocationHandle(&mut handle, base as usize as *mut c_void) }
             .result()
             .map_err(words("has no handle for"))?;
         // SAFETY: the function exists (checked); the handle was retained in the line above, and is given back once.
-        unsafe { sys::cuMemRelease(handle) }.result().map_err(words("does not take back the handle of"))?;
+        unsafe { sys::cuMemRelease(handle) }.result().map_err(words("does not release the handle of"))?;
         match (address - base) as usize % nccl_sys::NCCL_WIN_REQUIRED_ALIGNMENT {
             0 => Ok(()),
-            past => Err(format!("it begins {past} B behind a multiple of {} B of its allocation", nccl_sys::NCCL_WIN_REQUIRED_ALIGNMENT)),
+            past => Err(format!("it begins {past} B after a multiple of {} B in its allocation", nccl_sys::NCCL_WIN_REQUIRED_ALIGNMENT)),
         }
     };
     asked().err()

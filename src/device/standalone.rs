@@ -1,4 +1,4 @@
-//! A communicator on one device without a host backend, for engines that bring their own start-up, streams and memory.
+//! A communicator on one device without a host backend, for engines that have their own start-up, streams and memory.
 
 #![expect(unsafe_code, reason = "calls on addresses that the caller vouches for")]
 
@@ -26,13 +26,13 @@ use crate::error::{Error, Result};
 /// The id by which the ranks of a new [`NcclCommunicator`] find each other. One rank creates it and sends it to the
 /// others.
 ///
-/// It is valid for one communicator. It need not be kept secret, but any process that has it can join: send it over a
-/// connection you trust.
+/// An id is valid for one communicator. It need not be kept secret, but any process that has the id can join. So send
+/// it over a connection you trust.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct UniqueId([u8; size_of::<ncclUniqueId>()]);
 
 impl UniqueId {
-    /// Creates a new id. It opens a port, on which this process waits for the ranks.
+    /// Creates a new id. This opens a port, on which this process waits for the ranks.
     ///
     /// # Errors
     ///
@@ -73,19 +73,19 @@ impl fmt::Debug for UniqueId {
 /// One rank of an NCCL communicator, with this crate's deadlines, watchdog and kernels: a
 /// [`Communicator`](crate::Communicator) without the host backend.
 ///
-/// Its calls come in two kinds:
+/// The communicator has two kinds of calls:
 ///
 /// - **Typed** calls ([`all_reduce`](Self::all_reduce) and the other collectives; [`send`](Self::send),
-///   [`recv`](Self::recv), [`group`](Self::group)) are safe. They take buffers, order them among their other uses, and
-///   are compared with the other ranks' calls, over NCCL itself, before anything is queued. Use these. If the
-///   comparison costs too much, use
+///   [`recv`](Self::recv), [`group`](Self::group)) are safe. They take buffers, and order each call relative to other
+///   uses of its buffers. Before anything is queued, each call is compared with the other ranks' calls over NCCL
+///   itself. Use these. If the comparison costs too much, use
 ///   [`CheckDeviceCalls::unchecked_after`](crate::nccl::CheckDeviceCalls::unchecked_after) as well.
 /// - **Raw** calls ([`call`](Self::call), [`message`](Self::message)) are `unsafe`. They take addresses of an element
 ///   type known at run time, order nothing and compare nothing. Use these in an engine that manages memory and order
 ///   itself, and knows that its ranks make the same calls. The devices of all ranks then need the same compute
 ///   capability, and all ranks pass the same [`Config::device_scratch_bytes`] and [`Config::reproducible`].
 ///
-/// Every wait ends at [`Config::timeout`]. The communicator is then aborted, and its error states the reason.
+/// Every wait ends at [`Config::timeout`]. The communicator is then aborted, and its error gives the reason.
 ///
 /// ```no_run
 /// # use collectives::{Config, ReduceOp, nccl::{NcclCommunicator, RawBuffer, RawCall, UniqueId}};
@@ -95,16 +95,17 @@ impl fmt::Debug for UniqueId {
 /// let comm = NcclCommunicator::create(context, &[id], rank, 2, &Config::default())?;
 /// let stream = context.default_stream();
 /// comm.all_reduce(gradient, ReduceOp::Avg, &stream)?;
-/// // SAFETY: memory of this device, for this call's use until the stream has done it; both ranks make this call, of this length.
+/// // SAFETY: memory of this device, for this call alone until the stream has completed it; both ranks make this call, with this length.
 /// unsafe { comm.call(RawCall::AllReduce(ReduceOp::Sum), raw, raw, &stream)? };
 /// comm.close()
 /// # }
 /// ```
 ///
-/// A clone is the same communicator. Threads that share one queue their calls one after the other, in the order of
-/// arrival. [`Device::raw`](crate::Device::raw) returns the one behind a [`Communicator`](crate::Communicator). All
-/// ranks make a call either through it or through the `Communicator`, which compares calls over its host backend. If
-/// some use the one and some the other, all wait until the deadline.
+/// A clone is a further handle to the same communicator. Threads that share a communicator queue their calls one after
+/// the other, in the order of arrival. [`Device::raw`](crate::Device::raw) returns the one behind a
+/// [`Communicator`](crate::Communicator). All ranks must make a call through the same one of the two, because the
+/// `Communicator` compares calls over its host backend. If some ranks use one and some the other, all wait until the
+/// deadline.
 #[derive(Debug, Clone)]
 pub struct NcclCommunicator(Arc<Inner>);
 
@@ -115,7 +116,7 @@ struct Inner {
     config: Config,
 }
 
-/// Proof that it can be stored anywhere and used from any thread.
+/// Proves that the communicator can be stored anywhere and used from any thread.
 const _: () = {
     const fn shareable<T: Clone + Send + Sync + 'static>() {}
     shareable::<NcclCommunicator>();
@@ -126,7 +127,8 @@ const _: () = {
 pub struct NcclAbortHandle(Weak<NcclComm>);
 
 impl NcclAbortHandle {
-    /// Ends it at once. Work on the device that waits for other ranks returns; its results are invalid. Idempotent.
+    /// Ends the communicator at once. Work on the device that waits for other ranks ends, and its results are invalid.
+    /// Idempotent.
     pub fn abort(&self) {
         if let Some(comm) = self.0.upgrade() {
             comm.abort();
@@ -134,13 +136,14 @@ impl NcclAbortHandle {
     }
 }
 
-/// What happens to the parent of a communicator that is shrunk.
+/// The fate of a communicator when it is shrunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShrinkMode {
-    /// It remains usable. Nothing may be in flight on it.
+    /// The communicator remains usable. Nothing may be in flight on it.
     #[doc(alias = "NCCL_SHRINK_DEFAULT")]
     Keep,
-    /// Its work in flight is stopped first, for example because a rank died in it. Afterwards it can only be dropped.
+    /// The communicator's work in flight is stopped first, for example because a rank has died during it. Afterwards
+    /// the communicator can only be dropped.
     #[doc(alias = "NCCL_SHRINK_ABORT")]
     Abort,
 }
@@ -204,8 +207,8 @@ impl NcclCommunicator {
         Self::around(gpu, comm, config, capability, false)
     }
 
-    /// Wraps an NCCL communicator. All ranks must pass the same values, or they choose different algorithms: the least
-    /// capability, and whether NCCL may add in the NVLink switch.
+    /// Wraps an NCCL communicator. All ranks must pass the same `least_capability` and `has_switch`; otherwise they
+    /// choose different algorithms.
     pub(crate) fn around(gpu: Gpu, comm: NcclComm, config: &Config, least_capability: (i32, i32), has_switch: bool) -> Result<Self> {
         let options = Options::of(config, least_capability, has_switch);
         comm.inner().warn_after(config.stall_warning);
@@ -267,8 +270,9 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// `Timeout`, and errors of NCCL or the driver: the communicator is gone in either case. `InvalidArgument` while
-    /// captured graphs hold its calls: it then remains usable. Close it after they are dropped.
+    /// `Timeout`, and errors of NCCL or the driver; after any of these the communicator is gone. `InvalidArgument`
+    /// while captured graphs contain its calls: the communicator then remains usable, and can be closed after the
+    /// graphs are dropped.
     #[doc(alias("ncclCommFinalize", "ncclCommDestroy"))]
     pub fn close(&self) -> Result<()> {
         let deadline = self.deadline();
@@ -277,16 +281,16 @@ impl NcclCommunicator {
         self.0.backend.comm().finalize(&deadline)
     }
 
-    /// Returns what went wrong in the background, such as a lost peer or a call that did not end in time. The
-    /// communicator has ended then.
+    /// Returns the error that has ended the communicator in the background, such as a lost peer or a call that did not
+    /// end in time.
     #[must_use]
     pub fn failure(&self) -> Option<Error> {
         self.0.backend.comm().async_error()
     }
 
-    /// Returns NCCL's own communicator, which blocks, for calls that this crate does not have; null once it has ended.
-    /// Use it from one thread at a time, and never destroy, abort or split it: it shares its abort flags with one that
-    /// this crate keeps.
+    /// Returns NCCL's own communicator, for calls that this crate does not have. It is a communicator that blocks; null
+    /// once it has ended. Use it from one thread at a time, and never destroy, abort or split it: it shares its abort
+    /// flags with a communicator that this crate keeps.
     #[must_use]
     pub fn nccl_handle(&self) -> nccl_sys::ncclComm_t {
         self.0.backend.comm().handle()
@@ -297,7 +301,7 @@ impl NcclCommunicator {
         &self.0.backend
     }
 
-    /// Returns the settings that it was made with.
+    /// Returns the settings that the communicator was made with.
     pub(crate) fn config(&self) -> &Config {
         &self.0.config
     }
@@ -313,14 +317,14 @@ impl NcclCommunicator {
     ///
     /// - Both buffers are memory of this device, of the stated length, until the stream has completed the call.
     /// - Meanwhile nothing else writes either buffer, and nothing else reads the destination.
-    /// - They are the same or do not overlap. For `AllGather` and `ReduceScatter` the shorter one may also be this
-    ///   rank's block of the longer one.
+    /// - The buffers are the same or do not overlap. For `AllGather` and `ReduceScatter` the shorter one may also be
+    ///   this rank's block of the longer one.
     /// - The source holds elements of its type.
     /// - All ranks make the same call, with the same op, root, type and counts, as their next one on this communicator.
     ///   Typed calls and those of other threads count.
-    /// - All ranks made the communicator with the same [`Config`], on devices of one compute capability.
+    /// - All ranks made the communicator with the same [`Config`], on devices of the same compute capability.
     ///
-    /// None of this is compared, and NCCL writes what it is sent.
+    /// None of this is compared, and NCCL writes whatever it receives.
     pub unsafe fn call(&self, call: RawCall, source: RawBuffer, destination: RawBuffer, stream: &Arc<CudaStream>) -> Result<()> {
         let mut job = self.job(call, source, destination)?;
         self.0.backend.number([&mut job]);
@@ -339,13 +343,13 @@ impl NcclCommunicator {
     /// # Safety
     ///
     /// The buffer is memory of this device, of the stated length, until the stream has completed the message. Meanwhile
-    /// nothing else writes it, nor reads what a receive writes. A send sends elements of the type. The other end gives
-    /// the same type and count for the message that this one is matched with. None of this is compared, and NCCL writes
-    /// what it is sent.
+    /// nothing else writes the buffer, or reads it if this is a receive. A send sends elements of the type. The other
+    /// end passes the same type and count for the matching message. None of this is compared, and NCCL writes whatever
+    /// it receives.
     pub unsafe fn message(&self, peer: usize, sends: bool, buffer: RawBuffer, stream: &Arc<CudaStream>) -> Result<()> {
         self.check_peer("message", peer)?;
         let Some(bytes) = buffer.count.checked_mul(buffer.dtype.size_bytes()) else {
-            return Err(Error::argument("message", format!("{} elements are more than an address space has", buffer.count)));
+            return Err(Error::argument("message", format!("{} elements do not fit into the address space", buffer.count)));
         };
         let message = Message { peer, sends, address: buffer.address, bytes, element: TypeTag::Scalar(buffer.dtype) };
         // SAFETY: the buffer is memory of this device of that length until the stream has completed the message, and
@@ -358,7 +362,7 @@ impl NcclCommunicator {
         if peer < self.world_size() && peer != self.rank() {
             return Ok(());
         }
-        Err(Error::argument(call, format!("rank {peer} is no peer of rank {} of {}", self.rank(), self.world_size())))
+        Err(Error::argument(call, format!("rank {peer} is not a peer of rank {} of {}", self.rank(), self.world_size())))
     }
 
     /// Checks a raw call and describes it as a job.
@@ -377,7 +381,7 @@ impl NcclCommunicator {
         }
         op.map_or(Ok(()), |op| op.check(source.dtype))?;
         let is_one_buffer = source.address == destination.address && source.count == destination.count;
-        // For these two the shorter buffer is named by its own address, even if it lies in the longer one.
+        // For these two collectives, the shorter buffer is named by its own address, even if it lies in the longer one.
         let in_place = is_one_buffer && (self.world_size() == 1 || !matches!(kind, Collective::AllGather | Collective::ReduceScatter));
         let arguments = Arguments {
             kind,
@@ -406,7 +410,7 @@ impl NcclCommunicator {
 
     /// Registers a buffer, so that NCCL can use it without copies. Needs NCCL 2.19.1.
     ///
-    /// Only buffers whose address can be trusted are accepted. A type of your own is not, although cudarc's traits are
+    /// Only buffers whose address can be trusted are accepted. Your own type is refused, although cudarc's traits are
     /// safe to implement:
     ///
     /// ```compile_fail,E0277
@@ -429,12 +433,12 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a buffer of another context, or an empty one; `Unsupported` with an older NCCL; `Nccl`.
+    /// `InvalidArgument` for a buffer of another context, or an empty buffer; `Unsupported` with an older NCCL; `Nccl`.
     ///
     /// # Safety
     ///
-    /// In every call either all ranks pass registered buffers, at the same offset from where each was registered, or no
-    /// rank does. NCCL relies on it.
+    /// In every call, either all ranks pass registered buffers, at the same offset from the start of each registration,
+    /// or no rank does. NCCL relies on this.
     #[doc(alias = "ncclCommRegister")]
     pub unsafe fn register<T: Data, B: Registrable<Element = T>>(&self, buffer: B) -> Result<Registration<T, B>> {
         Registration::new(self.0.backend.comm(), buffer, &self.deadline())

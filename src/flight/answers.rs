@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 
 impl Flight {
     /// Returns all records: collectives, then messages, then device calls, each oldest first. Started calls that the
-    /// worker has not begun come last.
+    /// worker has not begun yet come last.
     pub(crate) fn records(&self) -> Vec<Record> {
         if !self.is_on() || self.is_foreign() {
             return Vec::new();
@@ -41,7 +41,7 @@ impl Flight {
     /// Writes the records into a folder and returns the file.
     pub(crate) fn write(&self, folder: &Path, reason: &str) -> Result<PathBuf> {
         if self.is_foreign() {
-            return Err(Error::unsupported("a flight record", "this process was forked from the one whose calls they are"));
+            return Err(Error::unsupported("a flight record", "this process was forked from the one that made the calls"));
         }
         let about = self.about.get().ok_or_else(|| Error::unsupported("a flight record", "the communicator is still being made"))?;
         file::write(folder, about, reason, &self.records())
@@ -64,7 +64,7 @@ impl Flight {
         self.write_after(error);
     }
 
-    /// Writes the records if a folder is set and the error involves peers; only once when the communicator has ended.
+    /// Writes the records if a folder is set and the error involves peers; after the communicator has ended, only once.
     pub(crate) fn write_after(&self, error: &Error) {
         let Some(folder) = self.orders.folder.as_deref().filter(|_| self.is_on() && is_about_peers(error)) else { return };
         let was_written = std::mem::replace(&mut self.slowly().has_written, true);

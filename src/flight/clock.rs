@@ -1,5 +1,5 @@
-//! The cheapest clock of the processor: its own counter if that runs evenly, else the kernel's coarse clock. Ticks
-//! are converted to nanoseconds when records are read, from two readings of both clocks.
+//! The cheapest clock of the processor: its own counter if that runs at a constant speed, else the kernel's coarse
+//! clock. Ticks are converted to nanoseconds when records are read, from two readings of both clocks.
 
 #![expect(unsafe_code, reason = "the processor's counter is an instruction")]
 
@@ -60,7 +60,7 @@ fn has_even_counter() -> bool {
     use std::arch::x86_64::__cpuid;
     const POWER: u32 = 0x8000_0007;
     const INVARIANT: u32 = 1 << 8;
-    #[allow(unused_unsafe, reason = "it is unsafe in the least Rust that is promised")]
+    #[allow(unused_unsafe, reason = "the function is unsafe in the oldest supported Rust")]
     // SAFETY: every x86-64 processor has the instruction, and it touches no memory.
     let ask = |leaf| unsafe { __cpuid(leaf) };
     ask(0x8000_0000).eax >= POWER && ask(POWER).edx & INVARIANT != 0

@@ -1,11 +1,12 @@
-//! Records as a JSON file, and the small JSON writer that this needs.
+//! Writes records as a JSON file, with a small JSON writer.
 //!
-//! serde_json would add five crates to a tree of 35 that every user builds, to replace the ninety lines below.
-//! Nothing is read here, and only text, whole numbers, `true`, `false` and `null` are written. Tests read the result
-//! back with serde_json.
+//! Every user builds a tree of 35 crates. serde_json would add five, to replace the ninety lines below. Nothing is read
+//! here, and only text, whole numbers, `true`, `false` and `null` are written. Tests read the result back with
+//! serde_json.
 //!
-//! The names are those of PyTorch's flight recorder if they mean the same. `format` is [`FORMAT`]. `version` is
-//! incremented when a key is removed or changes its meaning. Readers skip keys that they do not know.
+//! The keys have the names that PyTorch's flight recorder uses, wherever the meaning is the same. `format` is
+//! [`FORMAT`]. `version` is incremented when a key is removed or changes its meaning. Readers skip keys that they do
+//! not know.
 
 use std::fmt::{Display, Write};
 use std::fs;
@@ -20,17 +21,17 @@ use crate::error::{Error, Peer, Result};
 const FORMAT: &str = "collectives flight record";
 const VERSION: u32 = 1;
 
-/// Writes the file of one rank and communicator, whole or not at all, and returns its path.
+/// Writes the file of one rank and communicator, completely or not at all, and returns its path.
 pub(super) fn write(folder: &Path, about: &About, reason: &str, records: &[Record]) -> Result<PathBuf> {
     let name = format!("flight-{:016x}-rank{}.json", about.id, about.rank);
     write_whole(folder, &name, &to_json(about, reason, records), "the flight record")
 }
 
-/// Writes `text` as a file of `folder`, whole or not at all, and returns its path. Creates the folder if needed.
+/// Writes `text` as a file in `folder`, completely or not at all, and returns its path. Creates the folder if needed.
 /// `what` describes the text in errors.
 pub(crate) fn write_whole(folder: &Path, name: &str, text: &str, what: &str) -> Result<PathBuf> {
     let path = folder.join(name);
-    // No other process or thread uses this temporary name. A writer that died may have left its file half written.
+    // No other process or thread uses this temporary name. A writer that died may have left its file incomplete.
     let half = folder.join(format!(".{name}.{}.{:?}", std::process::id(), std::thread::current().id()));
     let written = fs::create_dir_all(folder).and_then(|()| {
         let mut file = fs::File::create(&half)?;
@@ -126,7 +127,7 @@ fn word(state: State) -> &'static str {
     }
 }
 
-/// Returns an error's kind as one word, and the ranks that it is about.
+/// Returns an error's kind as one word, and the ranks that the error names.
 fn kind_of(error: &Error) -> (&'static str, Vec<usize>) {
     match error.root() {
         Error::Timeout { missing, .. } => ("timeout", missing.iter().map(|peer| peer.rank).collect()),
@@ -214,7 +215,7 @@ impl Json {
         self.text.push('}');
     }
 
-    /// Writes an array of what `each` writes.
+    /// Writes an array of the values that `each` writes.
     pub(crate) fn array<T>(&mut self, items: impl IntoIterator<Item = T>, mut each: impl FnMut(&mut Self, T)) {
         self.separate();
         self.text.push('[');

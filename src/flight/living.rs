@@ -7,7 +7,7 @@ use crate::base::event;
 
 static LIVING: Mutex<Vec<Weak<Flight>>> = Mutex::new(Vec::new());
 
-/// Registers a recorder, so that it is included when all recorders are read.
+/// Registers a recorder, so that it is read together with the others.
 pub(crate) fn enlist(flight: &Arc<Flight>) {
     let mut living = event::lock(&LIVING);
     living.retain(|flight| flight.strong_count() > 0);

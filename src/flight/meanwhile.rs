@@ -19,11 +19,11 @@ use crate::error::Error;
 /// A call of another communicator that waited at the same time.
 #[derive(Debug)]
 struct Waiting {
-    /// The id of its communicator.
+    /// The id of the call's communicator.
     id: u64,
     name: String,
     call: String,
-    /// The ranks of this process that wait in it.
+    /// The ranks of this process that wait in the call.
     ranks: Vec<usize>,
     nanoseconds: u64,
 }
@@ -40,7 +40,7 @@ impl Waiting {
     }
 }
 
-/// The time in which a call waited without success, in nanoseconds since 1970.
+/// The time during which a call waited without success, in nanoseconds since 1970.
 #[derive(Debug, Clone, Copy)]
 struct Span {
     start: u64,
@@ -97,8 +97,8 @@ impl Flight {
     }
 }
 
-/// Returns the record of a ring that waited longest, and how long. A call that failed waited until then: of two
-/// deadlines one passes first.
+/// Returns the record of a ring that waited longest, and how long. A call that has failed counts until it failed,
+/// because one of two deadlines passes first.
 fn longest(ring: &Ring, line: &Timeline, span: Span) -> Option<(u64, Raw)> {
     let waited = |raw: &Raw| {
         let end = if raw.stage == Stage::Failed { line.nanoseconds(raw.finished)? } else { span.end };
@@ -109,9 +109,9 @@ fn longest(ring: &Ring, line: &Timeline, span: Span) -> Option<(u64, Raw)> {
     records.filter_map(|raw| Some((waited(&raw)?, raw))).max_by_key(|(waited, raw)| (*waited, std::cmp::Reverse(raw.id)))
 }
 
-/// Drops recorders once no lock is held that the program's code might need.
+/// Drops recorders. Called only when no lock is held that the program's code might need.
 fn forget(flights: Vec<Arc<Flight>>) {
-    event::tell("the drop of records", move || drop(flights));
+    event::tell("the destructor of records", move || drop(flights));
 }
 
 #[cfg(test)]

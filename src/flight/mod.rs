@@ -1,8 +1,9 @@
 //! The flight recorder: keeps the last calls of a communicator, in case one of them hangs.
 //!
-//! It is on by default, for the last [`Config::flight_recorder_calls`](crate::Config::flight_recorder_calls) calls of
-//! each kind. A [`Recorder`] ([`Communicator::flight_recorder`](crate::Communicator::flight_recorder)) reads the
-//! records from any thread. They are written to files in these cases:
+//! The recorder is on by default, and keeps the last
+//! [`Config::flight_recorder_calls`](crate::Config::flight_recorder_calls) calls of each kind. A [`Recorder`]
+//! ([`Communicator::flight_recorder`](crate::Communicator::flight_recorder)) reads the records from any thread. They
+//! are written to files in these cases:
 //!
 //! - by [`write_records`];
 //! - by `kill -USR1`, after [`write_records_on_sigusr1`];
@@ -13,10 +14,10 @@
 //!
 //! # When a call is recorded
 //!
-//! A call on the host backend is recorded when this rank has notified the others of it and has to wait for one of
-//! them. Recording then costs time that would pass anyway. The clock is read at that moment. It is read again at the
-//! end of calls that took long or moved much data. The others end too soon for a second reading. A call for which all
-//! other ranks were already waiting is recorded when it has ended. One in 16 of these has a time.
+//! A call on the host backend is recorded when this rank has notified the others of it and has to wait for one of them,
+//! so that recording takes time that would pass anyway. The clock is read at that moment, and again at the end of calls
+//! that took long or moved much data. Other calls end too soon for a second reading. If all other ranks were already
+//! waiting for this one, the call is recorded when it has ended. One in 16 of such records has a time.
 //!
 //! # Design
 //!
@@ -27,11 +28,11 @@
 //! counter, which is converted to a time when records are read. (`benches/record/design-figures.md` has
 //! the cost.)
 //!
-//! Waiters that sleep record whom they wait for at least every 50 ms, and warn of stalls at that point: the fast path
-//! reads no clock. Records are written as JSON with PyTorch's names (`file.rs`). `collperf --explain-hang` groups
-//! them by communicator, and compares calls of the same number as far as the rings overlap. It reports a rank as
-//! behind only if others are stuck in a call that this rank has not reached: a collective that has finished on any
-//! rank was entered on every rank.
+//! Waiters that sleep record the ranks that they wait for at least every 50 ms. They also warn of stalls at that point,
+//! because the fast path reads no clock. Records are written as JSON with PyTorch's names (`file.rs`). `collperf
+//! --explain-hang` groups them by communicator, and compares calls with the same number as far as the rings overlap. It
+//! reports a rank as behind only if others are stuck in a call that this rank has not reached. A collective that has
+//! finished on any rank does not count, because every rank has entered it.
 //!
 //! The handler of SIGUSR1 is installed on request, and replaces no other handler. It writes to an eventfd; a thread
 //! does the rest.
@@ -73,13 +74,13 @@ pub use record::{Backend, Record, State};
 pub use recorder::Recorder;
 pub use signal::{write_records, write_records_on_sigusr1};
 
-/// The state of the current collective. There is one at a time.
+/// The state of the current collective. Only one is under way at a time.
 mod phase {
-    /// It is not recorded.
+    /// The collective is not recorded.
     pub(super) const CLOSED: u8 = 0;
-    /// It is recorded.
+    /// The collective is recorded.
     pub(super) const OPEN: u8 = 1;
-    /// It is recorded, and has waited so long that the clock may be read at its end.
+    /// The collective is recorded, and has waited so long that the clock may be read at its end.
     pub(super) const SLOW: u8 = 2;
     /// Recording is off.
     pub(super) const OFF: u8 = 3;
@@ -104,11 +105,11 @@ struct Failure {
 /// State that is used only when a call takes long anyway.
 #[derive(Debug, Default)]
 struct Slowly {
-    /// Calls that were started and that the worker has not begun, with their start times.
+    /// Calls that were started but that the worker has not begun, with their start times.
     queued: VecDeque<(Call, Duration)>,
     /// The number of the last collective that waited long.
     waiting: Option<u64>,
-    /// The ranks it waits for. The capacity covers all ranks, so a wait allocates nothing.
+    /// The ranks that this collective waits for. The capacity covers all ranks, so a wait allocates nothing.
     awaited: Vec<u32>,
     /// The last collective for which a warning was given.
     warned: Option<u64>,
@@ -142,7 +143,8 @@ pub(crate) struct Flight {
     orders: Orders,
     about: OnceLock<About>,
     slowly: Mutex<Slowly>,
-    /// The process that created the recorder. Its children may have inherited the lock locked permanently.
+    /// The process that created the recorder. In a forked child, the lock may have been inherited in the locked state,
+    /// and is then never released.
     process: Process,
 }
 
@@ -170,8 +172,8 @@ impl Flight {
         }
     }
 
-    /// Sets whose recorder this is, once that is known. Returns whether it may have records for a signal to write
-    /// ([`enlist`]).
+    /// Sets the communicator that the recorder belongs to, once it is known. Returns whether the recorder may have
+    /// records for a signal to write ([`enlist`]).
     pub(crate) fn introduce(&self, about: About) -> bool {
         self.slowly().awaited.reserve_exact(about.peers.len());
         self.about.set(about).is_ok() && self.is_on()
@@ -206,8 +208,8 @@ impl Flight {
         self.phase.store(phase::OPEN, Ordering::Relaxed);
     }
 
-    /// Notes that a collective succeeded. With `is_long` it moved so much data that reading the clock costs nothing
-    /// in comparison.
+    /// Notes that a collective succeeded. If `is_long`, it moved so much data that reading the clock costs nothing in
+    /// comparison.
     #[inline]
     pub(crate) fn end(&self, call: &Call, is_long: bool) {
         match self.phase.load(Ordering::Relaxed) {
@@ -257,7 +259,7 @@ impl Flight {
         drop(slowly);
         // Holds no lock here: an error may contain a value of the program, whose drop runs the program's code.
         if let Some(oldest) = oldest {
-            event::tell("the drop of an error", move || drop(oldest));
+            event::tell("the destructor of an error", move || drop(oldest));
         }
     }
 
@@ -387,8 +389,8 @@ impl Flight {
         }
     }
 
-    /// Returns the number of recorded device calls. If a tracker then turns out to have finished its work, that
-    /// covers these calls.
+    /// Returns the number of recorded device calls. If a tracker is later found to have finished its work, the finished
+    /// work includes its calls among these.
     #[cfg(feature = "cuda")]
     pub(crate) fn device_calls_noted(&self) -> u64 {
         self.device.get().map_or(0, Ring::begun)

@@ -1,4 +1,4 @@
-//! Records as the recorder returns them, and the communicator that they belong to.
+//! The records that the recorder returns, and the communicator that they belong to.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,20 +37,20 @@ pub enum State {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Record {
-    /// Its number among the collectives, messages or device calls of its communicator on this rank.
+    /// The call's number among the collectives, messages or device calls of its communicator on this rank.
     pub number: u64,
     /// The backend of the call.
     pub backend: Backend,
     /// The collective, or `send` or `recv` for a message.
     pub kind: CallKind,
-    /// For collectives, the number by which ranks compare them and which errors name.
+    /// For collectives, the number by which ranks compare them, and which errors quote.
     pub sequence: Option<u64>,
     /// The reduction op: `sum`, `avg`, `custom op #5d3f21`.
     pub op: Option<String>,
     /// The element type: `f32`, `[u8; 16]`, `plain data of 12 B`.
     pub element: String,
-    /// Elements in each block, in the whole vector, or in the message; the sum over all blocks if counts are a list.
-    /// 0 if the count may differ between ranks.
+    /// Elements in each block, in the whole vector, or in the message; the sum over all blocks if the counts are a
+    /// list; 0 if the count may differ between ranks.
     pub count: u64,
     /// 24 bits of a hash of the counts, if they are a list that every rank passes.
     pub counts_hash: Option<u32>,
@@ -69,34 +69,35 @@ pub struct Record {
     pub finished_ns: Option<u64>,
     /// The state of the call.
     pub state: State,
-    /// The error, if the call failed. If several device calls fail together, the first has it.
+    /// The error, if the call failed. If several device calls fail together, only the first has the error.
     pub error: Option<Error>,
-    /// The ranks that a collective under way waits for, as far as is known; at most 50 milliseconds old.
+    /// The ranks that a collective under way waits for, as far as is known. The information is at most 50 milliseconds
+    /// old.
     pub waiting_for: Vec<usize>,
 }
 
 /// The description of a communicator, known once it has been created.
 #[derive(Debug, Clone)]
 pub(crate) struct About {
-    /// An id that is the same on every rank and differs from other communicators'.
+    /// An id that is the same on every rank and differs from the ids of other communicators.
     pub(crate) id: u64,
-    /// The name, the same on every rank: `world`, or the name of its parent and how it was split.
+    /// The name, the same on every rank: `world`, or the name of its parent and a description of the split.
     pub(crate) name: String,
     pub(crate) rank: usize,
     pub(crate) peers: Arc<[Peer]>,
-    /// How its ranks are connected, in words.
+    /// A description of how the communicator's ranks are connected.
     pub(crate) wiring: String,
     pub(crate) timeout: Duration,
 }
 
 impl About {
-    /// Returns a short id for a communicator, derived from the random one that its ranks share.
+    /// Returns a short id for a communicator, derived from the random id that its ranks share.
     pub(crate) fn id_of(drawn: [u8; 16]) -> u64 {
         drawn.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
     }
 }
 
-/// The value for no root or no peer.
+/// The value that stands for no root or no peer.
 const NOBODY: u32 = u32::MAX;
 
 /// The kinds of messages, in place of a collective's kind.
@@ -123,8 +124,8 @@ impl Message {
     }
 }
 
-/// Describes four words of a ring as errors name the call: `all_reduce(sum, f32, count 4) number 7`, `recv from rank
-/// 1, tag 5`.
+/// Describes the call that four words of a ring encode, in the form that errors use: `all_reduce(sum, f32, count 4)
+/// number 7`, `recv from rank 1, tag 5`.
 pub(super) fn in_words(backend: Backend, words: [u64; 4]) -> Option<String> {
     let record = Record::decode(0, backend, words)?;
     let words = match (Call::from_record(words).filter(|_| record.sequence.is_some()), record.peer) {

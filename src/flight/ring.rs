@@ -1,7 +1,7 @@
 //! A ring of records that one thread writes and any thread reads, even during a write.
 //!
-//! Each slot is a sequence lock of relaxed atomics. Its version is odd while the slot is written, then twice the
-//! number of the record, plus two. A reader that finds the same even version before and after has one whole record.
+//! Each slot is a sequence lock of relaxed atomics. Its version is odd while the slot is written, then twice the number
+//! of the record, plus two. A reader that finds the same even version before and after reading has one complete record.
 //! No store is a read-modify-write, and on x86-64 the fences only restrict the compiler.
 
 use crate::base::sync::{AtomicU64, Ordering, fence};
@@ -43,7 +43,7 @@ struct Slot {
 /// A record as read from a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Raw {
-    /// Its number in its ring.
+    /// The record's number in its ring.
     pub(super) id: u64,
     /// Words that only the owner of the ring interprets.
     pub(super) what: [u64; 4],
@@ -53,7 +53,7 @@ pub(super) struct Raw {
     pub(super) stage: Stage,
 }
 
-/// The last records of one writer. A second concurrent writer would corrupt records, and nothing else.
+/// The last records of one writer. A second concurrent writer would corrupt records, but nothing else.
 #[derive(Debug)]
 pub(super) struct Ring {
     slots: Box<[Slot]>,
@@ -106,7 +106,8 @@ impl Ring {
         id
     }
 
-    /// Stores how a record ended, and when, if the clock was read. Does nothing if the record has been overwritten.
+    /// Stores the outcome of a record's call, and the time if the clock was read. Does nothing if the record has been
+    /// overwritten.
     #[inline]
     pub(super) fn end(&self, id: u64, stage: Stage, finished: u64) {
         let slot = self.slot(id);
@@ -116,8 +117,8 @@ impl Ring {
         }
     }
 
-    /// Ends the records before number `end` that are queued on this tracker, or on any, and returns the first of
-    /// them. Any thread may call this, even while records are begun.
+    /// Ends the records before number `end` that are queued on this tracker, or on any tracker if none is given, and
+    /// returns the first of them. Any thread may call this, even while records are begun.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only devices queue"))]
     pub(super) fn end_queued(&self, tracker: Option<u8>, end: u64, stage: Stage, finished: u64) -> Option<u64> {
         let begun = self.begun();
@@ -131,8 +132,8 @@ impl Ring {
                 still_queued = still_queued.or(is_queued.then_some(id));
                 continue;
             }
-            // Fails if the slot is overwritten meanwhile. The time may then reach the next record in the slot, which
-            // is queued and so has none.
+            // Fails if the slot is overwritten meanwhile. The time may then be stored in the next record in the slot.
+            // That record is queued, so it has no time yet.
             if slot.stage.compare_exchange(word, stage as u64, Ordering::Release, Ordering::Relaxed).is_ok() {
                 slot.finished.store(finished, Ordering::Relaxed);
                 first.get_or_insert(id);
@@ -148,7 +149,7 @@ impl Ring {
         self.begun.load(Ordering::Acquire)
     }
 
-    /// Returns the stored records, oldest first, without those that are overwritten meanwhile.
+    /// Returns the stored records, oldest first, without the records that are overwritten meanwhile.
     pub(super) fn read(&self) -> Vec<Raw> {
         self.read_last(u64::MAX)
     }

@@ -1,8 +1,8 @@
 //! Writes the records of every communicator of the process on SIGUSR1, for programs that request it.
 //!
-//! The handler adds one to an eventfd, which signal handlers may do. A dedicated thread reads it and does the rest.
-//! The eventfd is created once per process and never closed, even if the thread ends: the handler stays installed,
-//! and must not write to another file that gets the same number.
+//! The handler adds one to an eventfd, which signal handlers may do. A dedicated thread reads the eventfd and does the
+//! rest. The eventfd is created once per process and never closed, even if the thread ends: the handler stays
+//! installed, and must not write to another file that gets the same descriptor.
 
 #![expect(unsafe_code, reason = "installs a signal handler")]
 
@@ -20,19 +20,19 @@ use crate::error::{Error, Result};
 /// The folder that a signal writes to; set once the handler is installed.
 static FOLDER: Mutex<Option<(PathBuf, Process)>> = Mutex::new(None);
 
-/// The eventfd that the handler writes to, and the process in which it does. A static is never dropped, so the
+/// The eventfd that the handler writes to, and the process in which it may do so. A static is never dropped, so the
 /// descriptor is never closed.
 static SIGNAL_EVENT: OnceLock<(OwnedFd, Process)> = OnceLock::new();
 
 /// Installs a handler for SIGUSR1: on the signal, a thread writes the flight records of all communicators of this
-/// process into `folder`. This includes calls that hang. Another call changes the folder. Without this call the
-/// signal is left alone.
+/// process into `folder`. This includes calls that hang. A later call changes the folder. A program that does not call
+/// this keeps its own handling of the signal.
 ///
 /// # Errors
 ///
-/// - `Unsupported`: the program has its own handler for the signal, which is kept. Wake a thread from it that calls
-///   [`write_records`].
-/// - `Unsupported`: this process was forked after the call. It has the handler but not the thread.
+/// - `Unsupported`: the program has its own handler for the signal, which is kept. Let that handler wake a thread that
+///   calls [`write_records`].
+/// - `Unsupported`: this process was forked after the call. The process has the handler but not the thread.
 /// - `Io`: the system refuses the handler or the thread.
 pub fn write_records_on_sigusr1(folder: impl Into<PathBuf>) -> Result<()> {
     // The conversion runs the program's code, so it happens outside the lock.
@@ -60,8 +60,8 @@ pub fn write_records_on_sigusr1(folder: impl Into<PathBuf>) -> Result<()> {
 }
 
 /// Writes the flight records of all communicators of this process into `folder`, and returns the files. This includes
-/// calls that hang. It costs some microseconds per record; calls that fail or start in the background may have to
-/// wait for that.
+/// calls that hang. It costs some microseconds per record; meanwhile, calls that fail or start in the background may
+/// have to wait.
 ///
 /// # Errors
 ///
@@ -108,7 +108,7 @@ fn is_free() -> Result<bool> {
     let mut action = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: with a null pointer for the new handler the call only queries; `action` has room for the answer.
     if unsafe { libc::sigaction(libc::SIGUSR1, std::ptr::null(), action.as_mut_ptr()) } != 0 {
-        return Err(Error::io("asking for the handler of SIGUSR1", std::io::Error::last_os_error()));
+        return Err(Error::io("querying the handler of SIGUSR1", std::io::Error::last_os_error()));
     }
     // SAFETY: it was zeroed, which is a valid value of this structure of integers and an optional pointer, and the
     // call has filled it in.

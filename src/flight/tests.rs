@@ -1,4 +1,4 @@
-//! Tests of what a recorder reports about the calls it recorded.
+//! Tests of a recorder's reports about the calls that it has recorded.
 
 use std::sync::Arc;
 

@@ -10,7 +10,7 @@ use crate::host::link::Silence;
 pub(crate) enum AbortReason {
     /// Two ranks made different calls.
     Mismatch {
-        /// One rank and its call; the sender, if the calls differ only in what one rank sends to the other.
+        /// One rank and its call. If the calls differ only in how much one rank sends to the other, this is the sender.
         first: (u32, Call),
         /// The other rank and its call.
         second: (u32, Call),
@@ -24,7 +24,7 @@ pub(crate) enum AbortReason {
     Silent {
         /// The rank on that host.
         rank: u32,
-        /// How long nothing has come back, in seconds.
+        /// For how many seconds nothing has been received from that host; 0 if unknown.
         seconds: u32,
     },
     /// A rank closed its communicator while others were still in a call.
@@ -36,7 +36,7 @@ pub(crate) enum AbortReason {
     TimedOut {
         /// The rank whose deadline passed.
         waiting: u32,
-        /// The rank that it waited for. Its own rank if all had arrived and the call's own work took too long.
+        /// The rank that it waited for; the rank itself if all had arrived, but the work of the call took too long.
         missing: u32,
     },
     /// A rank called `abort`.
@@ -44,7 +44,7 @@ pub(crate) enum AbortReason {
         /// The rank that called it.
         by: u32,
     },
-    /// A rank failed for a reason of its own (an I/O error, memory) and cannot go on.
+    /// A rank cannot go on because of a local failure, such as an I/O error or a lack of memory.
     Failed {
         /// The rank that failed.
         rank: u32,
@@ -53,12 +53,12 @@ pub(crate) enum AbortReason {
     Garbled {
         /// The rank that sent them.
         rank: u32,
-        /// The eight bytes in question, the first one on top.
+        /// The first eight of these bytes, in big-endian order.
         header: u64,
     },
 }
 
-/// Why a wait on the host backend ended without success, with what this rank knows about the others.
+/// Why a wait on the host backend ended without success, and what this rank knows about the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Interrupted {
     /// The reason, as it is sent to peers.
@@ -76,8 +76,8 @@ impl From<AbortReason> for Interrupted {
 }
 
 impl Interrupted {
-    /// Adds what `rank` knows to another rank's timeout. The rank that the other one waited for may be `rank` itself,
-    /// held up by the ranks that it waits for in turn: `awaited`.
+    /// Adds what `rank` knows to a timeout that another rank reported. The missing rank may be `rank` itself, which is
+    /// held up in turn by the ranks that it waits for (`awaited`).
     pub(crate) fn seen_by(mut self, rank: u32, awaited: impl IntoIterator<Item = u32>) -> Self {
         if let AbortReason::TimedOut { waiting, missing } = self.abort_reason
             && waiting != rank
@@ -121,7 +121,7 @@ impl AbortReason {
     /// Length of the encoded form in bytes.
     pub(crate) const BYTES: usize = 80;
 
-    /// Encodes it: kind, padding, two ranks, two fingerprints. Unused fields are zero.
+    /// Encodes the reason as its kind, padding, two ranks and two fingerprints. Unused fields are zero.
     pub(crate) fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         let (kind, first, second) = match self {
@@ -147,8 +147,8 @@ impl AbortReason {
         bytes
     }
 
-    /// Decodes [`AbortReason::to_bytes`]. Returns `None` for bytes that encode no abort reason, which includes bytes
-    /// set in a field that its kind does not use.
+    /// Decodes [`AbortReason::to_bytes`]. Returns `None` for bytes that encode no abort reason, including bytes with a
+    /// value in a field that the kind does not use.
     pub(crate) fn from_bytes(bytes: &[u8; Self::BYTES]) -> Option<Self> {
         let word = |at: usize| bytes[at..].first_chunk().map(|chunk| u32::from_le_bytes(*chunk));
         let call = |at: usize| bytes[at..].first_chunk().and_then(Call::from_bytes);
@@ -188,8 +188,8 @@ impl AbortReason {
                     // The kernel reported it, without a duration.
                     0 => "its host has stopped answering".to_owned(),
                     _ => format!(
-                        "its host has stopped answering: nothing came back for {seconds} s. It is down, or the network to it; raise \
-                         silence_timeout (COLLECTIVES_SILENCE_TIMEOUT) for a network that may be away for longer"
+                        "its host has stopped answering: nothing was received for {seconds} s. The host or the network to it is down; \
+                         if the network may be down for longer, raise silence_timeout (COLLECTIVES_SILENCE_TIMEOUT)"
                     ),
                 },
             },
@@ -197,12 +197,14 @@ impl AbortReason {
                 doing,
                 peer: peer(rank),
                 elapsed,
-                reason:
-                    "it closed or dropped its communicator before it came to this call: its program returned, panicked, or called close"
-                        .to_owned(),
+                reason: "it closed or dropped its communicator before it made this call: its program returned, panicked, or called close"
+                    .to_owned(),
             },
             AbortReason::TimedOut { waiting, missing } if waiting == missing => Error::Timeout {
-                doing: format!("{doing}, for whose own work the time of {} was too short, since nobody was missing", peer(waiting)),
+                doing: format!(
+                    "{doing}, which {} could not finish within its timeout (no rank was missing; raise the timeout)",
+                    peer(waiting)
+                ),
                 elapsed,
                 missing: Vec::new(),
                 arrived: vec![peer(waiting)],
@@ -212,15 +214,15 @@ impl AbortReason {
                 Error::Timeout { doing, elapsed, missing: vec![peer(missing)], arrived: vec![peer(waiting)], meanwhile: Vec::new() }
             }
             AbortReason::Aborted { by } => Error::Aborted { doing, by: peer(by) },
-            AbortReason::Failed { rank } => Error::PeerLost {
-                doing,
-                peer: peer(rank),
-                elapsed,
-                reason: "it ended its communicator after an error of its own".to_owned(),
-            },
+            AbortReason::Failed { rank } => {
+                Error::PeerLost { doing, peer: peer(rank), elapsed, reason: "it ended its communicator after a local error".to_owned() }
+            }
             AbortReason::Garbled { rank, header } => Error::Protocol {
                 with: peer(rank).to_string(),
-                reason: format!("{doing}: the bytes {:02x?} begin no message that fits here", header.to_be_bytes()),
+                reason: format!(
+                    "{doing}: expected a message header of this call, got {:02x?}; check that all ranks run the same release",
+                    header.to_be_bytes()
+                ),
             },
         }
     }

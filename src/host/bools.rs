@@ -4,14 +4,14 @@
 //! it has written so far. So a destination is normalised before its owner gets it back, however the call ends. So is
 //! the input of a custom op. As in every fold, any byte other than 0 counts as 1.
 
-#![expect(unsafe_code, reason = "looks at the destination of a call when nothing else holds it any more")]
+#![expect(unsafe_code, reason = "reads the bytes of a call's destination when nothing else holds it any more")]
 
 use std::marker::PhantomData;
 
 use crate::base::tuning::copy::BOOLS_BLOCK_BYTES;
 use crate::call::element::TypeTag;
 
-/// Makes bools of bytes. Does not write to blocks that hold only 0 and 1.
+/// Turns bytes into valid bools. Does not write to blocks that hold only 0 and 1.
 pub(crate) fn normalise(bytes: &mut [u8]) {
     for block in bytes.chunks_mut(BOOLS_BLOCK_BYTES) {
         if block.iter().fold(0, |all, byte| all | byte) > 1 {

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 /// The folder in which the kernel describes the caches of the first processor, one subfolder each. The other processors
-/// are assumed to have the same.
+/// are assumed to have the same caches.
 const CACHES: &str = "/sys/devices/system/cpu/cpu0/cache";
 
 /// Cache sizes; `None` for those that are unknown.

@@ -1,10 +1,10 @@
-//! Copies, chosen by what happens to the destination: it is read again soon, or left to memory.
+//! Copies bytes, with instructions that depend on whether the destination is read again soon.
 //!
 //! On x86, non-temporal stores are the 16-byte ones that every such processor has: four of them fill a line, and wider
 //! ones are not faster. (The processor's own `rep movsb` is faster for one core, up to the size of its caches. It is
-//! not if two cores copy at once, and it is slower if source and destination are aligned differently in their lines.)
-//! Longer copies with ordinary stores also use a loop, of 32-byte vectors. The C library uses `rep movsb` for them, and
-//! a broadcast of 16 KiB then takes 1.4 times as long (Zen 3). Miri lacks these stores and copies as on other
+//! not faster if two cores copy at once, and it is slower if source and destination are aligned differently in their
+//! lines.) Longer copies with ordinary stores also use a loop, of 32-byte vectors. The C library uses `rep movsb` for
+//! them, and a broadcast of 16 KiB then takes 1.4 times as long (Zen 3). Miri lacks these stores and copies as on other
 //! processors.
 
 #![expect(unsafe_code, reason = "buffers come as pointers: they may lie in memory that ranks share, or be the same")]
@@ -68,8 +68,8 @@ pub(crate) fn prefetch_for_writing(place: *const u8) {
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const LINE_BYTES: usize = 64;
 
-/// Copies what fills whole lines of the destination past the cache. Other processors are sure to see it only after
-/// [`finish`].
+/// Copies, and uses stores that bypass the cache for whole lines of the destination. Other processors are sure to see
+/// these lines only after [`finish`].
 ///
 /// # Safety
 ///

@@ -47,7 +47,7 @@ pub(crate) mod local {
             let missing = |rounds: &mut Vec<Vec<Option<Vec<u8>>>>| rounds[self.round].iter().any(Option::is_none);
             let (rounds, wait) = changed.wait_timeout_while(rounds, deadline.remaining(), missing).unwrap_or_else(PoisonError::into_inner);
             if wait.timed_out() {
-                return Err(crate::error::Error::io("waiting for what the other ranks hand in", std::io::ErrorKind::TimedOut));
+                return Err(crate::error::Error::io("waiting for the other ranks' contributions", std::io::ErrorKind::TimedOut));
             }
             let all = rounds[self.round].iter().flatten().cloned().collect();
             self.round += 1;

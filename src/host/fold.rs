@@ -20,9 +20,9 @@ pub(crate) trait Fold {
     /// - `into` and every input point to `bytes` bytes, valid for the access for the whole call, and aligned to the
     ///   element or to 64 bytes, whichever is less.
     /// - `bytes` is a multiple of the element size.
-    /// - `into` may be the same address as any of the inputs; apart from that it overlaps none.
-    /// - The inputs are initialised, and nothing writes to them during the call. What peers have sent may not be a
-    ///   value of the element's type: an implementation must read it as bytes, or make values of it first.
+    /// - `into` may be the same address as any of the inputs; apart from that, it overlaps no input.
+    /// - The inputs are initialised, and nothing writes to them during the call. Bytes from peers may not be a value of
+    ///   the element's type: an implementation must read them as bytes, or first turn them into valid values.
     unsafe fn fold(&self, into: *mut u8, inputs: &[*const u8], bytes: usize, last: bool);
 
     /// Folds as [`Fold::fold`] does, and copies the result to `also` with `copy`.

@@ -13,8 +13,8 @@ pub use super::net::fuzz::{acceptor, greetings};
 pub use super::point_to_point::fuzz::{message_frames, message_peer};
 pub use super::shm::fuzz::{shared_memory_file, shared_memory_layout, shared_memory_ring};
 
-/// Decodes any bytes as a call's fingerprint and as an abort reason. What decodes must encode to the same bytes and
-/// have a description.
+/// Decodes any bytes as a call's fingerprint and as an abort reason. Bytes that decode must encode to the same bytes
+/// and have a description.
 pub fn fingerprints(data: &[u8]) {
     for bytes in data.windows(Call::FINGERPRINT_BYTES).step_by(16).filter_map(<[u8]>::first_chunk) {
         if let Some(call) = Call::from_bytes(bytes) {
@@ -33,7 +33,7 @@ pub fn fingerprints(data: &[u8]) {
     }
 }
 
-/// Parses any text as a choice of algorithms. What parses must print as text with the same meaning.
+/// Parses any text as a choice of algorithms. A text that parses must print as text with the same meaning.
 pub fn algorithms(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     match text.parse::<AlgorithmRanges>() {

@@ -1,4 +1,4 @@
-//! The end of a communicator: whether it has ended, and why. Shared by everything that waits on its behalf.
+//! Records whether and why a communicator has ended. Shared by everything that waits on its behalf.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -19,7 +19,7 @@ pub(crate) struct Health {
     abort_reason: OnceLock<AbortReason>,
     /// The first error that a call on it returned.
     cause: OnceLock<Arc<Error>>,
-    /// The process that created it. In a forked child it counts as ended.
+    /// The process that created it. In a forked child, the communicator counts as ended.
     process: Process,
 }
 
@@ -66,7 +66,7 @@ impl Health {
         self.cause.get().filter(|_| is_own).map(|cause| Error::clone(cause))
     }
 
-    /// Returns the ranks that the first error was still waiting for, if it was a timeout.
+    /// Returns the ranks that the first failed call was still waiting for, if its error was a timeout.
     pub(crate) fn late_ranks(&self) -> Vec<usize> {
         match self.cause.get().map(Arc::as_ref) {
             Some(Error::Timeout { missing, .. }) => missing.iter().map(|peer| peer.rank).collect(),
@@ -90,7 +90,7 @@ impl Health {
         }
         let Some(abort_reason) = self.abort_reason() else { return Some(Error::Closed { call: call() }) };
         let doing = match abort_reason {
-            AbortReason::TimedOut { waiting, .. } => format!("between calls, in a call of rank {waiting}"),
+            AbortReason::TimedOut { waiting, .. } => format!("between this rank's calls, during a call of rank {waiting}"),
             _ => "between calls".to_owned(),
         };
         let between_calls = || Arc::new(abort_reason.to_error(&doing, &Deadline::after(Duration::ZERO), peers));
@@ -100,7 +100,8 @@ impl Health {
 
 /// Returns the error of a call in a process that was forked from the communicator's.
 pub(crate) fn forked(what: String) -> Error {
-    let reason = "this process was forked from the one that made the communicator; make another one here, or start a program (exec)";
+    let reason =
+        "this process was forked from the one that made the communicator; make a new communicator here, or start a new program (exec)";
     Error::Unsupported { what, reason: reason.to_owned() }
 }
 

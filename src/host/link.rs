@@ -7,65 +7,65 @@ use std::time::Duration;
 
 /// A reliable, ordered stream of bytes in each direction between this rank and one peer.
 ///
-/// It carries messages of at least two bytes, each of which begins with a part of its own. A caller that has written
-/// some of a message, but not all, writes the rest next, or nothing more.
+/// It carries messages of at least two bytes. In a write, each message begins with a new part. A caller that has
+/// written some of a message, but not all, writes the rest next, or nothing more.
 ///
 /// Every call returns `WouldBlock` if nothing can move now. Any other error means that the peer is gone:
 /// - `UnexpectedEof` if it closed its end;
 /// - `ConnectionReset` or `BrokenPipe` if it died;
-/// - [`Silence`] if its host has stopped answering. Only this error may be over at the next call.
+/// - [`Silence`] if its host has stopped answering. This is the only error that may no longer apply at the next call.
 pub(crate) trait ByteLink {
-    /// Writes what fits of `parts`, in order. Returns how many bytes that was (never `Ok(0)`, unless all parts are
+    /// Writes as much of `parts` as fits, in order. Returns the number of bytes (never `Ok(0)`, unless all parts are
     /// empty).
     fn try_write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize>;
 
-    /// Reads what is there into `into`. Returns how many bytes that was (never `Ok(0)`, unless `into` is empty).
+    /// Reads the bytes that have arrived into `into`. Returns their number (never `Ok(0)`, unless `into` is empty).
     fn try_read(&mut self, into: &mut [u8]) -> io::Result<usize>;
 
-    /// Reads like [`ByteLink::try_read`], but so much that it does not fit into the cache, so it may bypass the cache.
+    /// Reads like [`ByteLink::try_read`], but may bypass the cache: the caller reads more than fits into it.
     fn try_read_past(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.try_read(into)
     }
 
-    /// Writes a whole frame, if there is a quicker way for that, and room. Returns whether it did. `payload` is all
-    /// that follows the header.
+    /// Writes a whole frame if this link has a quicker way to do so, and room for it. Returns whether it did. `payload`
+    /// is all that follows the header.
     #[inline]
     fn try_write_frame(&mut self, _head: &Head, _payload: &[u8]) -> io::Result<bool> {
         Ok(false)
     }
 
-    /// Returns the beginning of the next frame, and the number of bytes that are there. If nothing is there, looks as
-    /// many times more as given, and then returns `WouldBlock`. Returns `Ok(None)` if the beginning is unknown, so that
-    /// [`ByteLink::try_read`] must be used. If several frames are there, the beginning may be that of the last one. It
-    /// is the next one's if its header states the length of all that is there. The frame stays the next one until
-    /// [`ByteLink::take_frame`].
+    /// Returns the beginning of the next frame, and the number of bytes that have arrived. If there are none, looks
+    /// again as many times as given, and then returns `WouldBlock`. Returns `Ok(None)` if the beginning is unknown, so
+    /// that [`ByteLink::try_read`] must be used. If several frames have arrived, the result may be the beginning of the
+    /// last one. It is the beginning of the next one if its header states the length of all that has arrived. That
+    /// frame remains the next one until [`ByteLink::take_frame`].
     #[inline]
     fn peek_frame(&mut self, _looks: u32) -> io::Result<Option<Head>> {
         Ok(None)
     }
 
-    /// Reads all that [`ByteLink::peek_frame`] has just found. What follows a header of the given length goes into the
-    /// payload buffer, as much as fits.
+    /// Reads all that [`ByteLink::peek_frame`] has just found. The bytes after a header of the given length go into the
+    /// payload buffer, as many as fit.
     fn take_frame(&mut self, _header_bytes: usize, _payload: &mut [u8]) {}
 
-    /// Returns what a poll can wait on. Returns `None` if a poll does not see all that can be read: for a stream in
-    /// shared memory, or one that has read ahead.
+    /// Returns a descriptor that a poll can wait on. Returns `None` if a poll does not notice all that can be read: for
+    /// a stream in shared memory, or one that has read ahead.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Returns what wakes this rank when anything moves on this link or another one of its kind, if there is no
-    /// descriptor.
+    /// Returns the bell that wakes this rank when anything moves on this link or on another one of its kind, if there
+    /// is no descriptor.
     fn bell(&self) -> Option<Arc<dyn Bell>> {
         None
     }
 }
 
-/// What a rank sleeps on if its links have no descriptors. The rank listens, looks at its links once more, and sleeps
-/// if nothing has moved. In either case it leaves afterwards.
+/// Lets a rank sleep until its links move, if they have no descriptors. The rank listens, looks at its links once more,
+/// and sleeps if nothing has moved. In either case, it stops listening afterwards.
 pub(crate) trait Bell {
-    /// Starts listening: from here on, what moves is noticed.
+    /// Starts listening: from here on, every move is noticed.
     fn listen(&self) -> Heard;
 
-    /// Sleeps until more moves than in `heard`, for at most `limit`.
+    /// Sleeps until something moves that `heard` does not include, for at most `limit`.
     fn sleep(&self, heard: Heard, limit: Duration);
 
     /// Stops listening.
@@ -80,14 +80,14 @@ pub(crate) struct Heard {
     pub(crate) is_new: bool,
 }
 
-/// The error of a link whose peer's host has stopped answering: how long nothing has come back. The peer may answer
-/// again.
+/// The error of a link whose peer's host has stopped answering, with the time since anything was last received. The
+/// peer may answer again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the peer's host has not answered for {:.0} s", .0.as_secs_f64())]
 pub(crate) struct Silence(pub(crate) Duration);
 
 impl Silence {
-    /// Returns the silence in a link's error, if it is one.
+    /// Returns the silence that a link's error reports, if it reports one.
     pub(crate) fn of(error: &io::Error) -> Option<Self> {
         error.get_ref()?.downcast_ref().copied()
     }
@@ -129,7 +129,7 @@ pub(super) mod script {
         at: usize,
         /// What follows after the last of them; `None` for the end of the stream.
         filler: Option<u8>,
-        /// State of the generator that decides how many bytes move. If it is 0, all move that can.
+        /// State of the generator that decides how many bytes move. If it is 0, as many as possible move.
         jitter: u64,
         /// What the peer was sent.
         pub(in crate::host) taken: Vec<u8>,

@@ -1,5 +1,5 @@
-//! How many processors the ranks of a host share. Each rank knows only those that it is bound to, so ranks exchange
-//! them.
+//! Computes how many processors the ranks of a host share. Each rank knows only the processors that it is bound to, so
+//! ranks exchange these.
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 
@@ -18,7 +18,7 @@ pub(crate) struct Processors {
 }
 
 impl Processors {
-    /// Returns those of the calling thread.
+    /// Returns the processors of the calling thread.
     pub(crate) fn here() -> Self {
         let available = std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX));
         let set = sched_getaffinity(None).ok();

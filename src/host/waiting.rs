@@ -1,19 +1,21 @@
 //! The waiting policy. A rank that sees no progress looks again at once, then yields its core between looks, then
 //! sleeps.
 //!
-//! [`Limits`] determines when it goes on to the next of these. There is one for each kind of wait (`tuning::waiting`).
-//! A waiter checks the health in every round, and the deadline in every round in which nothing moved.
+//! [`Limits`] determines when it goes on to the next of these. There is one `Limits` for each kind of wait
+//! (`tuning::waiting`). A waiter checks the communicator's health in every round, and the deadline in every round in
+//! which nothing moved.
 //!
 //! # Crowds
 //!
 //! A rank with a core to itself does best to stay awake for as long as most waits take. If other threads want that
-//! core, it does best to sleep soon. The scheduler counts the time that it spins against it, and later makes it wait
+//! core, it does best to sleep soon. The scheduler charges the rank for the time that it spins, and later makes it wait
 //! for whole time slices. A rank that yields hands such slices to the others, whereas a sleeper is woken at once.
 //!
 //! So each waiter learns whether other threads want its core ([`Crowd`]). If a yield returns late, or a look comes much
-//! later than the one before, another thread had the core. That is remembered for a hundred times as long as it took.
-//! In a crowd a wait never yields. It stays awake for about as long as a wake-up takes, and then sleeps. If waits end
-//! asleep again and again, they stay awake for less and less. One wait in many tests whether that is still right.
+//! later than the one before, another thread had the core. The waiter remembers that for a hundred times as long as the
+//! delay was. In a crowd a wait never yields. It stays awake for about as long as a wake-up takes, and then sleeps. If
+//! waits end asleep again and again, they stay awake for less and less time. Every so often, a wait tests whether that
+//! is still right.
 //!
 //! If there are more ranks than cores, a yield goes to another rank. Then only a yield that takes as long as a time
 //! slice shows that other threads want the core.
@@ -50,8 +52,8 @@ pub(crate) struct Sleep {
 struct Crowd {
     /// The time until which it expects them.
     until: Option<Instant>,
-    /// How often the time that a wait stays awake is halved: by how many more waits ended asleep than awake. From
-    /// [`MOST_HASTE`] on, that time is zero.
+    /// How many times the time that a wait stays awake is halved: the number of waits that ended asleep, less those
+    /// that ended awake. From [`MOST_HASTE`] on, that time is zero.
     haste: u32,
     /// Number of waits that lasted longer than the first looks.
     waits: u32,

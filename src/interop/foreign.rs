@@ -1,4 +1,5 @@
-//! Traits by which other GPU crates pass their memory and streams, without either crate depending on the other.
+//! Traits through which other GPU crates pass their memory and streams to this crate, without a dependency in either
+//! direction.
 
 #![expect(unsafe_code, reason = "what other crates promise about addresses and handles")]
 
@@ -19,15 +20,14 @@ use crate::error::{Error, Result};
 ///
 /// # Safety
 ///
-/// As long as the value is borrowed, the handle that [`AsStream::as_raw_stream`] returns is that of a stream in the
-/// primary context of the device that [`AsStream::device`] returns, always the same one, and the stream is not
-/// destroyed.
+/// As long as the value is borrowed, [`AsStream::as_raw_stream`] always returns the handle of the same stream. This
+/// stream belongs to the primary context of the device that [`AsStream::device`] returns, and is not destroyed.
 ///
-/// The handle 2, CUDA's per-thread default stream, means another stream on every thread. A value with it stands for
-/// the stream of the thread that borrows it. What is made from it (a [`ForeignBuffer`], a tensor of
+/// The handle 2, CUDA's per-thread default stream, means a different stream on every thread. A value with this handle
+/// stands for the stream of the thread that borrows the value. A value made from it (a [`ForeignBuffer`], a tensor of
 /// [`dlpack`](crate::interop::dlpack)) must be used and dropped on that thread alone.
 pub unsafe trait AsStream {
-    /// Returns the stream's `CUstream`, which is its `cudaStream_t` too. Null is the legacy default stream, and 2 is
+    /// Returns the stream's `CUstream`, which is also its `cudaStream_t`. Null is the legacy default stream, and 2 is
     /// the per-thread default stream of the calling thread.
     fn as_raw_stream(&self) -> *mut c_void;
 
@@ -72,8 +72,8 @@ pub struct RawStream {
     device: usize,
 }
 
-// SAFETY: a handle, which may be used on any thread, except for 2: the caller who makes that promises to keep it on
-// one.
+// SAFETY: a handle, which may be used on any thread, except for the handle 2: the caller who wraps that promises to
+// keep the value on one thread.
 unsafe impl Send for RawStream {}
 // SAFETY: a shared reference only reads the handle and the device's number.
 unsafe impl Sync for RawStream {}
@@ -85,7 +85,7 @@ impl RawStream {
     /// # Safety
     ///
     /// The handle is a stream in the primary context of that device. It is destroyed after this value, its copies, and
-    /// the buffers made with them have been dropped. With the handle 2, the per-thread default stream, all of those
+    /// the buffers made with them have been dropped. With the handle 2, the per-thread default stream, all of these
     /// stay on the thread whose stream is meant.
     #[must_use]
     pub const unsafe fn new(handle: *mut c_void, device: usize) -> Self {
@@ -107,15 +107,15 @@ unsafe impl AsStream for RawStream {
 
 /// GPU memory that another crate owns and uses in the order of one stream: the source of a [`ForeignBuffer`].
 ///
-/// Tensors are such memory if their crate queues all work on one stream for each device (or thread), and frees in its
-/// order. cudarc's own slices need none of this: they are buffers with their own events.
+/// Tensors are such memory if their crate queues all work on one stream for each device (or thread), and frees memory
+/// in the order of that stream. cudarc's own slices do not need this trait: they are buffers with their own events.
 ///
 /// ```
 /// use std::ffi::c_void;
 ///
 /// struct Tensor { address: u64, elements: usize, device: usize, stream: *mut c_void }
 ///
-/// // SAFETY: (here stands why it is so)
+/// // SAFETY: (state here why this is true)
 /// unsafe impl collectives::interop::AsDevicePtr for Tensor {
 ///     type Element = f32;
 ///     fn device_ptr(&self) -> u64 { self.address }
@@ -130,8 +130,9 @@ unsafe impl AsStream for RawStream {
 /// As long as the value is borrowed:
 /// - `elements()` elements of type `Element`, initialised, are at `device_ptr()`, aligned, in memory that work in the
 ///   primary context of device `device()` can access; all four methods return the same each time;
-/// - `raw_stream()` is a stream as [`AsStream`] requires it, and lives until the value has been dropped; if it is 2,
-///   the per-thread default stream, the value (and a buffer made of it) stays on the thread whose stream is meant.
+/// - `raw_stream()` is a stream that meets the conditions of [`AsStream`], and lives until the value has been dropped;
+///   if it is 2, the per-thread default stream, the value (and a buffer made of it) stays on the thread whose stream is
+///   meant.
 ///
 /// At all times, code that writes, reuses or frees the memory does so in the order of that stream: after everything
 /// queued on it so far. (Calls on another stream are ordered before and after it by events.)
@@ -156,8 +157,8 @@ pub unsafe trait AsDevicePtr {
 ///
 /// # Safety
 ///
-/// Other code that reads it does so in the order of its stream too, or has no access while the value is borrowed
-/// mutably.
+/// Other code that reads the memory also does so in the order of its stream, or has no access while the value is
+/// borrowed mutably.
 pub unsafe trait AsDevicePtrMut: AsDevicePtr {}
 
 /// Implements the trait for references.
@@ -196,12 +197,12 @@ unsafe impl<P: AsDevicePtrMut + ?Sized> AsDevicePtrMut for &mut P {}
 ///
 /// Calls are queued on the communicator's stream, or the one named with
 /// [`Communicator::with_stream`](crate::Communicator::with_stream). That stream first waits for the memory's own
-/// stream, which continues after the call. If both are the same, nothing is added. While a graph is captured nothing
-/// is added either: you must order the graph's launches.
+/// stream, which continues after the call. If both are the same, nothing is added. While a graph is captured nothing is
+/// added either, so you must order the launches of the graph.
 pub struct ForeignBuffer<P> {
     memory: P,
     context: Arc<CudaContext>,
-    /// The stream that the memory follows. It is not passed on from this value, which owns or borrows what keeps it
+    /// The stream that the memory follows. It never leaves this value, which owns or borrows what keeps the stream
     /// alive.
     home: Arc<CudaStream>,
 }
@@ -216,12 +217,12 @@ impl<P: AsDevicePtr> ForeignBuffer<P> {
     pub fn new(context: &Arc<CudaContext>, memory: P) -> Result<Self> {
         let (address, elements) = (memory.device_ptr(), memory.elements());
         if memory.device() != context.ordinal() {
-            let reason = format!("it lives on device {}, and the context is of device {}", memory.device(), context.ordinal());
+            let reason = format!("it is on device {}, but the context belongs to device {}", memory.device(), context.ordinal());
             return Err(Error::argument("ForeignBuffer::new", reason));
         }
         let fits = elements.checked_mul(size_of::<P::Element>()).is_some_and(|bytes| address.checked_add(bytes as u64).is_some());
         if elements != 0 && (address == 0 || !fits || !address.is_multiple_of(align_of::<P::Element>() as u64)) {
-            let reason = format!("{elements} elements of {} B cannot lie at {address:#x}", size_of::<P::Element>());
+            let reason = format!("{elements} elements of {} B cannot be at {address:#x}", size_of::<P::Element>());
             return Err(Error::argument("ForeignBuffer::new", reason));
         }
         // SAFETY: a stream of that device's primary context, alive until the memory has been dropped (the trait's

@@ -1,4 +1,4 @@
-//! Memory and streams of other crates: small traits for GPU memory, raw addresses, DLPack.
+//! Memory and streams of other crates, through small traits for GPU memory, raw addresses, and DLPack.
 
 pub mod dlpack;
 #[cfg(feature = "cuda")]

@@ -1,9 +1,9 @@
 //! Reports a communicator's calls while they happen: to `tracing`, to counters, to a trace file, and to NVIDIA's
 //! profilers.
 //!
-//! All of it is off until something listens. Until then a call costs one load of a flag of the communicator and one
-//! load of the `tracing` level. The [flight recorder](crate::flight::Recorder) is separate. It keeps the last calls
-//! in case one hangs. It is on by default, and reads no clock when that would cost anything.
+//! All reporting is off until something listens. Until then, it costs each call one load of a flag of the communicator
+//! and one load of the `tracing` level. The [flight recorder](crate::flight::Recorder) is separate. It keeps the last
+//! calls in case one hangs. It is on by default, and never reads a clock when that would slow a call down.
 //!
 //! # `tracing`
 //!
@@ -28,12 +28,12 @@
 //! `ok`, `timeout`, `peer_lost`, `mismatch`, `aborted`, `poisoned`, `unsupported` or `error`. [`CallReport`]
 //! describes the other fields. Fields that do not apply to a call are left out.
 //!
-//! `RUST_LOG=collectives::call=trace` shows each call and how it ended. `RUST_LOG=collectives=info` shows failures,
+//! `RUST_LOG=collectives::call=trace` shows each call and its outcome. `RUST_LOG=collectives=info` shows failures,
 //! stalls and starts.
 //!
 //! A call that consists of other calls (an object collective, a split, a tagged or monitored barrier) is reported as
-//! those calls. The crate's own messages have tags from 2⁶³ on. A message in the background gets its span when it has
-//! ended.
+//! those calls. The crate's own messages have tags from 2⁶³ on. The span of a message in the background is created when
+//! the message has ended.
 //!
 //! # Counters
 //!
@@ -78,22 +78,22 @@
 //!
 //! # A trace file
 //!
-//! With `COLLECTIVES_TRACE=FOLDER` (or [`Config::trace_dir`](crate::Config::trace_dir)), every rank writes how long
-//! its calls took to `trace-ID-rankR.json` once its communicators are dropped.
+//! With `COLLECTIVES_TRACE=FOLDER` (or [`Config::trace_dir`](crate::Config::trace_dir)), every rank writes the
+//! durations of its calls to `trace-ID-rankR.json` once its communicators are dropped.
 //! [`Communicator::write_trace`](crate::Communicator::write_trace) writes the trace at any time. A process writes no
 //! trace if it crashes, is killed, or calls `std::process::exit` while it has communicators. To look into such a
 //! process, call `write_trace` beforehand or read the [flight recorder](crate::flight::Recorder).
 //!
-//! Perfetto and `chrome://tracing` open these files. `collperf trace FOLDER -o FILE` merges the files of all ranks
-//! and aligns them by the hosts' clocks. `collperf COLLECTIVE --trace FILE` does the same for the calls it measures.
-//! Each rank is a process of the trace. It has separate tracks for the collectives, messages and device calls of each
-//! communicator.
+//! Perfetto and `chrome://tracing` open these files. `collperf trace FOLDER -o FILE` merges the files of all ranks and
+//! aligns them by the hosts' clocks. `collperf COLLECTIVE --trace FILE` writes such a merged file for the calls that it
+//! measures. Each rank is a process of the trace. It has separate tracks for the collectives, messages and device calls
+//! of each communicator.
 //!
 //! # NVTX
 //!
 //! Under `nsys profile`, or any other tool that sets `NVTX_INJECTION64_PATH`, calls appear as ranges in the domain
-//! `collectives` (feature `cuda`). Without such a tool nothing is loaded. The range of a device call covers its
-//! queueing, as in NCCL. Calls of a group and messages in the background have no range.
+//! `collectives` (feature `cuda`). Without such a tool nothing is loaded. The range of a device call covers only the
+//! time in which it is queued, as in NCCL. Calls of a group and messages in the background have no range.
 
 #[cfg(feature = "cuda")]
 mod nvtx;
@@ -122,8 +122,8 @@ pub(crate) const LIFE: &str = "collectives::life";
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct CallReport<'a> {
-    /// The communicator's name, the same on all of its ranks: `world`, or the name of its parent and how it was
-    /// split.
+    /// The communicator's name, the same on all of its ranks: `world`, or the name of its parent and a description of
+    /// the split.
     pub communicator: &'a str,
     /// This rank.
     pub rank: usize,
@@ -152,8 +152,8 @@ pub struct CallReport<'a> {
     /// The algorithm of a collective on the host, as [`Communicator::algorithm`](crate::Communicator::algorithm)
     /// returns it. `None` for messages and for device calls, which NCCL runs together with this crate's additions.
     pub algorithm: Option<Algorithm>,
-    /// Time from the call to its return; for messages in the background until they were done, on devices until the
-    /// call was queued.
+    /// The time from the call to its return. For messages in the background, the time until they were done; on devices,
+    /// the time until the call was queued.
     pub elapsed: Duration,
     /// The error, if the call failed.
     pub error: Option<&'a Error>,
@@ -161,7 +161,7 @@ pub struct CallReport<'a> {
 
 impl CallReport<'_> {
     /// Returns the outcome as a word that can serve as a label: `ok`, `timeout`, `peer_lost`, `mismatch`, `aborted`,
-    /// `poisoned`, `unsupported`, or `error` for anything else.
+    /// `poisoned`, `unsupported`, or `error` for any other error.
     #[must_use]
     pub fn result(&self) -> &'static str {
         self.error.map_or("ok", Error::label)
@@ -240,19 +240,19 @@ fn element(element: &TypeTag) -> Cow<'static, str> {
 pub trait Observer: Send + Sync {
     /// Receives a call that has ended, with or without an error.
     ///
-    /// It runs on the thread that made the call, or on the thread that ran the call in the background, before that
+    /// This runs on the thread that made the call, or on the thread that ran the call in the background, before that
     /// thread continues. A background message may be reported by any thread that moves messages of its communicator.
     /// Its [`Work`](crate::Work) may already have been returned by then. All calls have been reported when the
     /// communicator is dropped.
     ///
-    /// It may call anything that any thread may call: [`AbortHandle::abort`](crate::AbortHandle::abort),
+    /// The observer may call anything that any thread may call: [`AbortHandle::abort`](crate::AbortHandle::abort),
     /// [`flight::Recorder`], other communicators. It must not make calls on the communicator that it reports on,
-    /// because a call is under way there. This crate holds no lock meanwhile.
+    /// because a call is under way there. This crate holds no lock while the observer runs.
     ///
     /// Keep it short. The call does not return before the observer does. If the call ran in the background, the calls
-    /// behind it wait, and messages advance only while other threads wait for them. An observer that never returns
-    /// blocks its thread permanently. Dropping the communicator waits some seconds for it. A panic in it is caught
-    /// and reported to `tracing`.
+    /// behind it wait meanwhile, and messages advance only while other threads wait for them. An observer that never
+    /// returns blocks its thread permanently; dropping the communicator waits some seconds for the observer. A panic in
+    /// an observer is caught and reported to `tracing`.
     ///
     /// All of this also applies to subscribers of `tracing`.
     fn call_ended(&self, call: &CallReport<'_>);

@@ -1,8 +1,8 @@
 //! Ranges for NVIDIA's profilers.
 //!
-//! NVTX is a header that C programs compile in. On first use it loads the library that a tool has named in the
-//! environment. It offers the library a table of slots, which the tool fills with the functions it wants called. This
-//! module is the program's side of that, without the header, for the functions used here.
+//! NVTX is a header that C programs include. On first use, it loads the library that a tool has named in the
+//! environment. It offers the library a table of slots, which the tool fills with the functions that the program should
+//! call. This module does the same without the header, for the functions used here.
 
 #![expect(unsafe_code, reason = "a tool's library is loaded and called")]
 
@@ -157,7 +157,9 @@ impl Nvtx {
         // The slots now point into the library.
         std::mem::forget(library);
         let filled = |place: usize| Some(SLOTS[DOMAINS][place].load(Ordering::Acquire)).filter(|function| !function.is_null());
-        let (Some(push), Some(pop)) = (filled(RANGE_PUSH), filled(RANGE_POP)) else { return Err("the tool wants no ranges".to_owned()) };
+        let (Some(push), Some(pop)) = (filled(RANGE_PUSH), filled(RANGE_POP)) else {
+            return Err("the tool does not record ranges".to_owned());
+        };
         // SAFETY: what a tool puts into these slots has these types (NVTX's contract), and stays a function
         // permanently.
         let (push, pop) = unsafe { (std::mem::transmute::<*mut c_void, Push>(push), std::mem::transmute::<*mut c_void, Pop>(pop)) };

@@ -1,8 +1,8 @@
-//! A log of how long calls took, written as a file in Chrome's Trace Event Format.
+//! A log of the durations of calls, written as a file in Chrome's Trace Event Format.
 //!
-//! Each rank of a job has one log. Communicators made from others write to the same log, in tracks of their own.
-//! Times are those of the monotonic clock. Both clocks are read once at the beginning, so that the logs of several
-//! ranks can be aligned.
+//! Each rank of a job has one log. Communicators made from others write to the same log, in tracks of their own. Times
+//! come from the monotonic clock. This clock and the wall clock are read once at the beginning, so that the logs of
+//! several ranks can be aligned.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, VecDeque};
@@ -134,7 +134,7 @@ impl TraceLog {
         kept.events.push_back(event);
     }
 
-    /// Writes the log into a folder, whole or not at all, and returns the path of the file.
+    /// Writes the log into a folder, completely or not at all, and returns the path of the file.
     pub(crate) fn write(&self, folder: &Path) -> Result<PathBuf> {
         let name = format!("trace-{:016x}-rank{}.json", self.id, self.rank);
         write_whole(folder, &name, &self.to_json(), "the trace")
@@ -218,7 +218,7 @@ impl TraceLog {
         }
     }
 
-    /// Writes what all phases of events have in common.
+    /// Writes the keys that all phases of events have in common.
     fn event(&self, json: &mut Json, event: &Event, phase: &str, at_ns: u64, more: impl FnOnce(&mut Json)) {
         json.object(|json| {
             json.key("ph").text(phase);

@@ -1,4 +1,4 @@
-//! The observers of one communicator, and how calls are reported to them.
+//! The observers of one communicator, and the reports of calls to them.
 //!
 //! # Design
 //!
@@ -8,9 +8,9 @@
 //! load each. If something listens, the call takes a cold path: clock, span, range, the call itself, report.
 //!
 //! The trace file does not come from the rings of the flight recorder, because these read no clock for the shortest
-//! calls. It has its own log. Communicators pass the log on to those made from them, and it is written when the last
-//! of them is dropped. A trace that was not requested beforehand is made from the rings, with the times that they
-//! have. The times of several ranks are aligned by their hosts' clocks.
+//! calls. It has its own log. Communicators pass the log on to those made from them, and it is written when the last of
+//! these is dropped. A trace that was not requested beforehand is made from the rings, with the times that these
+//! contain. The times of several ranks are aligned by their hosts' clocks.
 //!
 //! NVTX is a header for C. `observe/nvtx.rs` is the program's side of it: it loads the tool's library if
 //! `NVTX_INJECTION64_PATH` names one, and the tool fills a table of functions.
@@ -34,7 +34,7 @@ use crate::flight::{self, Message};
 /// The target of spans and events of single calls.
 const CALL: &str = "collectives::call";
 
-/// Whether a `tracing` subscriber wants calls. Costs one load if the level excludes them.
+/// Whether a `tracing` subscriber wants reports of calls. Costs one load if the level excludes them.
 #[inline]
 fn is_traced() -> bool {
     LevelFilter::current() == LevelFilter::TRACE && is_call_traced()
@@ -79,8 +79,8 @@ pub(crate) struct Watch {
     rank: usize,
     world_size: usize,
     observer: Option<Arc<dyn Observer>>,
-    /// The log, and the communicator's number in it. The log belongs to the communicators, not to handles that
-    /// outlive them.
+    /// The log, and the communicator's number in it. Weak, because the log belongs to the communicators, not to handles
+    /// that outlive them.
     trace: Option<(Weak<TraceLog>, u32)>,
     #[cfg(feature = "cuda")]
     nvtx: Option<&'static super::nvtx::Nvtx>,
@@ -131,7 +131,7 @@ impl Watch {
         CallReport { backend, bytes: bytes as u64, ..report }
     }
 
-    /// Runs a call inside a span and a range, and reports how it ended, even if it panics.
+    /// Runs a call inside a span and a range, and reports its outcome, even if it panics.
     pub(crate) fn around<R>(&self, report: CallReport<'_>, track: Track, run: impl FnOnce() -> Result<R>) -> Result<R> {
         let _entered = Entered::new(&report);
         #[cfg(feature = "cuda")]

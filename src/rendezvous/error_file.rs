@@ -35,8 +35,8 @@ use crate::flight::Json;
 ///
 /// # Errors
 ///
-/// The program's own errors. If the file cannot be written, only `tracing` reports it: that must not hide why the
-/// program failed.
+/// The program's own errors. If the file cannot be written, only `tracing` reports that, so that it does not hide why
+/// the program failed.
 pub fn record_failure<T, E: Display>(program: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     match catch_unwind(AssertUnwindSafe(program)) {
         Ok(Ok(value)) => Ok(value),
@@ -54,13 +54,13 @@ pub fn record_failure<T, E: Display>(program: impl FnOnce() -> Result<T, E>) -> 
 /// Returns the message of a panic.
 fn words(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a word")
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")
 }
 
 fn record(message: &str) {
     let Some(path) = config::error_file() else { return };
     if let Err(error) = write(&path, message) {
-        event::warn!(path = %path.display(), %error, "why this rank failed cannot be written where its launcher looks");
+        event::warn!(path = %path.display(), %error, "the error of this rank cannot be written to the file that its launcher reads");
     }
 }
 
@@ -101,7 +101,7 @@ mod tests {
         assert_eq!(record_failure(|| Err::<(), _>("lost")), Err("lost"));
         let panic = catch_unwind(|| record_failure(|| -> Result<(), String> { panic!("no {}", 1) })).unwrap_err();
         assert_eq!(words(&*panic), "no 1");
-        assert_eq!(words(&7), "without a word");
+        assert_eq!(words(&7), "without a message");
     }
 
     #[test]

@@ -20,7 +20,8 @@ use crate::base::deadline::Deadline;
 use crate::call::algorithm::{Algorithm, AlgorithmRanges};
 use crate::config::{Config, Transport};
 
-/// Any bytes as a client's requests decode to the same however they are split, and encode to the same bytes again.
+/// Checks that any bytes, taken as a client's requests, decode to the same result however they are split, and encode to
+/// the same bytes again.
 pub fn store_requests(data: &[u8]) {
     let whole = decode_requests(data, data.len().max(1));
     for step in [1, 3, 64] {
@@ -75,8 +76,8 @@ fn request_bytes(request: &StoreRequest) -> Vec<u8> {
     }
 }
 
-/// Any bytes as a server's answer decode to the same however they are split, and encode to the same again. The first
-/// two bytes select the request.
+/// Checks that any bytes, taken as a server's answer, decode to the same result however they are split, and encode to
+/// the same bytes again. The first two bytes select the request.
 pub fn store_replies(data: &[u8]) {
     let Some(([kind, count], data)) = data.split_first_chunk() else { return };
     let expect = match kind % 6 {
@@ -137,7 +138,7 @@ fn reply_bytes(reply: &Reply) -> Vec<u8> {
     bytes
 }
 
-/// Any text as a rendezvous URL: what parses can be written again and means the same.
+/// Checks that a text that parses as a rendezvous URL can be written again and means the same.
 pub fn urls(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     match text.parse::<Rendezvous>() {
@@ -169,7 +170,7 @@ fn url_text(rendezvous: &Rendezvous) -> String {
     if query.is_empty() { place } else { format!("{place}?{}", query.join("&")) }
 }
 
-/// Lines of `NAME=value` as a launcher's variables: the result is within its limits, and means the same in plain
+/// Takes lines of `NAME=value` as a launcher's variables. The result is within its limits, and means the same in plain
 /// variables.
 pub fn launchers(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
@@ -195,7 +196,7 @@ pub fn launchers(data: &[u8]) {
     assert!(agent_store || !launch.agent_store);
 }
 
-/// Lines of `NAME=value` as the variables for settings that a communicator's code leaves open.
+/// Takes lines of `NAME=value` as the variables for settings that a communicator's code leaves open.
 pub fn settings(data: &[u8]) {
     let mut unstructured = Unstructured::new(data);
     let is_set = unstructured.arbitrary::<bool>().unwrap_or_default();
@@ -223,8 +224,8 @@ pub fn settings(data: &[u8]) {
 /// Long enough for a lock that no other process wants.
 const LOCK_LIMIT: Duration = Duration::from_secs(5);
 
-/// Any bytes as a store's file give an error, or records that mean the same when written again. A store then works on
-/// the file.
+/// Checks that any bytes, taken as a store's file, give an error, or records that mean the same when written again. A
+/// store then works on the file.
 pub fn file_log(data: &[u8]) {
     let (file, path) = memory_file(data);
     let mut log = Log::default();
@@ -277,9 +278,9 @@ const WITNESS: ClientId = 9;
 /// The number of other clients.
 const CLIENTS: ClientId = 3;
 
-/// What several clients send, in parts: a byte for the client, one for the length, and that many bytes. The answers
-/// do not depend on how a part is split. A client that was refused stays refused, and one that behaves correctly is
-/// served to the end.
+/// Serves several clients. Each part of the input is a byte for the client, one for the length, and that many bytes.
+/// Checks that the answers do not depend on how a part is split. A client that was refused stays refused, and one that
+/// behaves correctly is served to the end.
 pub fn store_service(data: &[u8]) {
     let mut whole = serve(data, usize::MAX);
     let mut split = serve(data, 1);

@@ -137,7 +137,7 @@ fn from_env(rendezvous: &Rendezvous, environment: &dyn Fn(&str) -> Option<String
     let launch = launcher::detect(&read, parent_process)?;
     for (name, given, found) in [("rank", rendezvous.rank, launch.rank), ("world_size", rendezvous.world_size, launch.world_size)] {
         if given.is_some_and(|given| given != found) {
-            let reason = format!("{} says {found}; give both rank and world_size, or neither", launch.launcher);
+            let reason = format!("{} set it to {found}; set both rank and world_size in the URL, or neither", launch.launcher);
             return Err(Error::config(format!("{name}={} in the URL", given.unwrap_or_default()), reason));
         }
     }
@@ -159,7 +159,7 @@ fn connect_to_server(launch: &Launch, deadline: &Deadline, secret: Option<&Secre
         return connect_outside(launch, deadline.remaining(), secret);
     }
     if port == 0 && world_size > 1 {
-        let reason = format!("the other {} ranks cannot know the port that would be chosen; name one", world_size - 1);
+        let reason = format!("the other {} ranks cannot know the port that would be chosen; set a port", world_size - 1);
         return Err(Error::config(format!("port 0 of {address}"), reason));
     }
     let serves = rank == 0 && !launch.agent_store;
@@ -212,13 +212,13 @@ fn connect_to_server(launch: &Launch, deadline: &Deadline, secret: Option<&Secre
     })
 }
 
-/// Refuses a rank that its world does not have. If the other ranks' store exists, the exchange over it notifies them,
-/// so that they do not wait for the missing rank.
+/// Refuses a rank that is outside its world. If the other ranks' store exists, the exchange over it notifies them, so
+/// that they do not wait for the missing rank.
 fn connect_outside(launch: &Launch, timeout: Duration, secret: Option<&Secret>) -> Result<JobStore> {
     let Launch { rank, world_size, ref address, port, .. } = *launch;
-    let reason = format!("its world has {world_size} ranks, 0 to {}, by {}", world_size.saturating_sub(1), launch.launcher);
+    let reason = format!("its world has {world_size} ranks, 0 to {}, according to {}", world_size.saturating_sub(1), launch.launcher);
     let outside = || Error::config(format!("rank {rank}"), reason.clone());
-    let store = TcpStore::open_again(address, port, timeout.min(TELL_OF_OUTSIDER), secret, "the job's").map_err(|_| outside())?;
+    let store = TcpStore::open_again(address, port, timeout.min(TELL_OF_OUTSIDER), secret, "the job's store").map_err(|_| outside())?;
     store.join()?;
     let store: Arc<dyn Store> = Arc::new(PrefixStore::new(&launch.prefix, Arc::new(store)));
     let agent = launch.agent_store.then(|| format!("{address}:{port}/{}", launch.prefix));
@@ -245,7 +245,8 @@ impl Confined {
         }
         let (name, here) = (&launch.address, first.ip());
         let reason = format!(
-            "on this host ({}) that is {here}, which no other host can reach; give the address at which the others reach the host of rank 0, or mend /etc/hosts",
+            "on this host ({}) it resolves to {here}, which no other host can reach; set an address of the host of \
+             rank 0 that the others can reach, or correct /etc/hosts",
             rustix::system::uname().nodename().to_string_lossy()
         );
         let named = name.parse::<IpAddr>().is_err() && !name.eq_ignore_ascii_case("localhost");
@@ -254,7 +255,7 @@ impl Confined {
             return Err(Error::config(what, reason));
         }
         if !named {
-            return Ok(Some(Self(format!("{name} is the loopback interface of each host, by which ranks of other hosts do not come"))));
+            return Ok(Some(Self(format!("{name} is a loopback address, at which ranks on other hosts cannot connect"))));
         }
         crate::base::event::warn!(address = name, "{reason}");
         Ok(Some(Self(format!("{name:?} is the job's address; {reason}"))))

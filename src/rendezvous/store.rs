@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 /// # Errors
 ///
 /// Every call fails with [`Error::InvalidArgument`] if a key or value is too long. It fails with [`Error::Io`] or
-/// [`Error::Protocol`] if what implements the store (a server, a file) fails or returns nonsense. Calls that take a
+/// [`Error::Protocol`] if the server or the file behind the store fails or returns nonsense. Calls that take a
 /// `timeout` fail with [`Error::Timeout`] once it has passed; the error's `doing` names the keys that were still
 /// missing. A timeout of zero checks once.
 ///
@@ -54,15 +54,15 @@ pub trait Store: Send + Sync {
     ///
     /// # Errors
     ///
-    /// See [`Store`]; also if the value at `key` is not a decimal number or the sum exceeds the range of `i64`. A
-    /// TCPStore server can report that only by closing the connection, so a [`TcpStore`](crate::store::TcpStore) is
-    /// unusable afterwards.
+    /// See [`Store`]. The call also fails if the value at `key` is not a decimal number, or if the sum exceeds the
+    /// range of `i64`. A TCPStore server can report these two errors only by closing the connection, so a
+    /// [`TcpStore`](crate::store::TcpStore) is unusable afterwards.
     fn add(&self, key: &str, delta: i64) -> Result<i64>;
 
     /// Sets `key` to `desired` if its value is `expected`, and returns the value that `key` then has.
     ///
-    /// An absent key is set if `expected` is empty. If `expected` is not empty, nothing is set and `expected` is
-    /// returned, although the key does not exist. PyTorch's stores do the same.
+    /// An absent key is set if `expected` is empty. Otherwise nothing is set, and `expected` is returned although the
+    /// key does not exist. PyTorch's stores do the same.
     ///
     /// # Errors
     ///
@@ -90,7 +90,7 @@ pub trait Store: Send + Sync {
     /// See [`Store`].
     fn delete_key(&self, key: &str) -> Result<bool>;
 
-    /// Returns the number of keys, whatever their prefix. The store's own keys count, queues do not.
+    /// Returns the number of keys, whatever their prefix. This includes the store's own keys, but not queues.
     ///
     /// # Errors
     ///
@@ -122,21 +122,21 @@ pub trait Store: Send + Sync {
     ///
     /// # Errors
     ///
-    /// See [`Store`]; [`Error::Unsupported`] if the store has no queues.
+    /// See [`Store`], and [`Error::Unsupported`] if the store has no queues.
     fn queue_push(&self, key: &str, value: &[u8]) -> Result<()>;
 
     /// Waits until the queue `key` is not empty and takes its first value.
     ///
     /// # Errors
     ///
-    /// See [`Store`]; [`Error::Unsupported`] if the store has no queues.
+    /// See [`Store`], and [`Error::Unsupported`] if the store has no queues.
     fn queue_pop(&self, key: &str, timeout: Duration) -> Result<Vec<u8>>;
 
     /// Returns the number of values in the queue `key`; 0 if there is no such queue.
     ///
     /// # Errors
     ///
-    /// See [`Store`]; [`Error::Unsupported`] if the store has no queues.
+    /// See [`Store`], and [`Error::Unsupported`] if the store has no queues.
     fn queue_len(&self, key: &str) -> Result<i64>;
 
     /// Returns the keys that were set through this store, in no particular order, without queues.
@@ -153,7 +153,7 @@ pub trait Store: Send + Sync {
     ///
     /// # Errors
     ///
-    /// See [`Store`]; [`Error::InvalidArgument`] if `world_size` is 0.
+    /// See [`Store`], and [`Error::InvalidArgument`] if `world_size` is 0.
     fn barrier(&self, key: &str, world_size: usize, timeout: Duration) -> Result<()> {
         check_barrier(key, world_size)?;
         let deadline = Deadline::after(timeout);
@@ -181,7 +181,7 @@ pub(super) fn check_barrier(key: &str, world_size: usize) -> Result<()> {
 /// Makes the error of a barrier that timed out; `arrived` is the number of callers that had reached it, if known.
 pub(super) fn barrier_timeout(key: &str, world_size: usize, arrived: Option<i64>, deadline: &Deadline) -> Error {
     let arrived = arrived.map_or_else(|| "an unknown number".to_owned(), |arrived| arrived.to_string());
-    timeout(format!("waiting at the store's barrier {key:?}, to which {arrived} of {world_size} have come"), deadline)
+    timeout(format!("waiting at the store's barrier {key:?}, which {arrived} of {world_size} ranks have reached"), deadline)
 }
 
 /// The keys that a store lacks.
@@ -243,7 +243,7 @@ fn find_missing<'a>(
     find_missing(right, is_left_whole, missing, may_ask, all_there)
 }
 
-/// Makes the error of a wait that timed out; it names the missing ones of `keys` keys.
+/// Makes the error of a wait for `keys` keys that timed out; it names the missing ones.
 pub(super) fn wait_timeout(missing: &[&str], keys: usize, deadline: &Deadline) -> Error {
     const NAMED: usize = 16;
     let named = missing.iter().take(NAMED).map(|key| format!("{key:?}")).collect::<Vec<_>>().join(", ");
@@ -253,7 +253,7 @@ pub(super) fn wait_timeout(missing: &[&str], keys: usize, deadline: &Deadline) -
     };
     let words = if missing.is_empty() {
         // The keys were set between the end of the wait and the check for missing keys.
-        format!("waiting for {keys} keys of the store, the last of which came too late")
+        format!("waiting for {keys} keys of the store, the last of which was set too late")
     } else {
         format!("waiting for {keys} keys of the store, of which {} are missing: {named}{more}", missing.len())
     };

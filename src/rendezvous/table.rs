@@ -12,11 +12,11 @@ pub(super) struct Refusal(pub(super) String);
 /// A key as it was sent, of arbitrary bytes.
 pub(super) type Key = Vec<u8>;
 
-/// Bytes that an entry counts in addition to its key and value, so that empty entries are not free. It is about the
-/// memory that an entry takes.
+/// Bytes that are counted for an entry in addition to its key and value, so that empty entries are not free. An entry
+/// takes about this much more memory.
 const ENTRY_BYTES: usize = 96;
 
-/// Returns the bytes that an entry counts.
+/// Returns the bytes that are counted for an entry.
 fn cost(key: &[u8], value: &[u8]) -> usize {
     key.len() + value.len() + ENTRY_BYTES
 }
@@ -36,7 +36,7 @@ impl Table {
         let bytes = self.bytes.saturating_add(more);
         if bytes > TABLE_BYTES {
             return Err(Refusal(format!(
-                "the store is full: {more} bytes more than the {} it holds, the limit is {TABLE_BYTES}",
+                "the store is full: it holds {} bytes and cannot take {more} more, the limit is {TABLE_BYTES}",
                 self.bytes
             )));
         }
@@ -69,7 +69,7 @@ impl Table {
         let old = self.value(key).map_or(Ok(0), |value| parse_number(key, value))?;
         let sum = old
             .checked_add(delta)
-            .ok_or_else(|| Refusal(format!("{old} + {delta} at key {:?} does not fit 64 bits", String::from_utf8_lossy(key))))?;
+            .ok_or_else(|| Refusal(format!("{old} + {delta} at key {:?} does not fit in 64 bits", String::from_utf8_lossy(key))))?;
         self.set(key, sum.to_string().into_bytes())?;
         Ok(sum)
     }
@@ -90,7 +90,7 @@ impl Table {
     pub(super) fn append(&mut self, key: &[u8], value: &[u8]) -> Result<(), Refusal> {
         let Some(old) = self.values.get(key) else { return self.set(key, value.to_vec()) };
         if old.len() + value.len() > VALUE_BYTES {
-            let words = format!("{} bytes behind {} at key {:?}", value.len(), old.len(), String::from_utf8_lossy(key));
+            let words = format!("{} bytes appended to {} at key {:?}", value.len(), old.len(), String::from_utf8_lossy(key));
             return Err(Refusal(format!("{words} are more than the limit of {VALUE_BYTES}")));
         }
         self.reserve(value.len())?;

@@ -264,7 +264,7 @@ fn a_name_of_the_loopback_interface_is_refused_where_several_hosts_take_part_and
     assert!(of("host1", Some(2), true, &loopback).unwrap().is_none());
     assert!(of("host1", Some(2), false, &[]).unwrap().is_none());
     let late = || Error::Timeout { doing: "waiting".into(), elapsed: Duration::ZERO, missing: vec![], arrived: vec![], meanwhile: vec![] };
-    for (name, words) in [("host1", "127.0.1.1"), ("127.0.0.1", "127.0.0.1 is the loopback interface")] {
+    for (name, words) in [("host1", "127.0.1.1"), ("127.0.0.1", "127.0.0.1 is a loopback address")] {
         let confined = of(name, None, false, &loopback).unwrap();
         let error = Confined::blame(confined.as_ref(), late()).to_string();
         assert!(error.contains(words) && error.contains("waiting"), "{error}");

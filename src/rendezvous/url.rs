@@ -87,13 +87,13 @@ impl Rendezvous {
     fn check(&self) -> std::result::Result<(), String> {
         // A rank outside the world is refused later, when the others can be notified: see the exchange over the
         // store.
-        if self.world_size == Some(0) { Err("world_size=0: there is at least one rank".to_owned()) } else { Ok(()) }
+        if self.world_size == Some(0) { Err("world_size=0, but a job has at least one rank".to_owned()) } else { Ok(()) }
     }
 }
 
 /// Parses the rest of `env://`, which must be empty.
 fn env(place: &str) -> std::result::Result<Method, String> {
-    if place.is_empty() { Ok(Method::Env) } else { Err(format!("{place:?} after env://, which names no place")) }
+    if place.is_empty() { Ok(Method::Env) } else { Err(format!("unexpected {place:?} after env://")) }
 }
 
 /// Parses `host:port`, `host`, or either with IPv6 in brackets.
@@ -103,12 +103,12 @@ fn tcp(place: &str) -> std::result::Result<Method, String> {
         Some(rest) => {
             let (address, behind) = rest.split_once(']').ok_or_else(|| format!("{place:?} has no closing bracket"))?;
             if !is_ipv6(address) {
-                return Err(format!("{address:?} in brackets is no IPv6 address"));
+                return Err(format!("{address:?} in brackets is not an IPv6 address"));
             }
             let port = match behind.strip_prefix(':') {
                 Some(port) => Some(port),
                 None if behind.is_empty() => None,
-                None => return Err(format!("{behind:?} after the bracket where a colon and a port were expected")),
+                None => return Err(format!("{behind:?} after the bracket, expected a colon and a port")),
             };
             (address, port)
         }
@@ -116,9 +116,9 @@ fn tcp(place: &str) -> std::result::Result<Method, String> {
         None => place.split_once(':').map_or((place, None), |(host, port)| (host, Some(port))),
     };
     if !is_host(host) {
-        return Err(format!("{host:?} is no host name"));
+        return Err(format!("{host:?} is not a host name"));
     }
-    let port = port.map_or(Ok(DEFAULT_PORT), |port| self::port(port).ok_or_else(|| format!("{port:?} is no port from 0 to 65535")))?;
+    let port = port.map_or(Ok(DEFAULT_PORT), |port| self::port(port).ok_or_else(|| format!("{port:?} is not a port from 0 to 65535")))?;
     Ok(Method::Tcp { host: host.to_owned(), port })
 }
 
@@ -137,10 +137,10 @@ fn is_ipv6(text: &str) -> bool {
 fn file(place: &str) -> std::result::Result<Method, String> {
     let path = place.strip_prefix("localhost").filter(|path| path.starts_with('/')).unwrap_or(place);
     if !path.starts_with('/') {
-        return Err(format!("{place:?} is no absolute path; write file:///path"));
+        return Err(format!("{place:?} is not an absolute path; write file:///path"));
     }
     if path.ends_with('/') || path.contains('\0') {
-        return Err(format!("{path:?} is no path of a file"));
+        return Err(format!("{path:?} is not the path of a file"));
     }
     Ok(Method::File { path: PathBuf::from(path) })
 }
@@ -157,13 +157,13 @@ pub(super) fn digits(text: &str) -> Option<&str> {
 
 /// Parses a rank or a number of ranks.
 fn number(name: &str, value: &str) -> std::result::Result<usize, String> {
-    digits(value).and_then(|value| value.parse().ok()).ok_or_else(|| format!("{name}={value:?} is no number of ranks"))
+    digits(value).and_then(|value| value.parse().ok()).ok_or_else(|| format!("{name}={value:?} is not a whole number"))
 }
 
 /// Parses a positive number of seconds, with or without a fraction.
 fn seconds(value: &str) -> std::result::Result<Duration, String> {
     let seconds = value.parse().ok().filter(|&seconds: &f64| seconds > 0.0).and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    seconds.filter(|seconds| !seconds.is_zero()).ok_or_else(|| format!("timeout={value:?} is no positive number of seconds"))
+    seconds.filter(|seconds| !seconds.is_zero()).ok_or_else(|| format!("timeout={value:?} is not a positive number of seconds"))
 }
 
 /// Fills a slot that may be filled once.
@@ -202,11 +202,11 @@ mod tests {
             ("localhost:29500", "expected env://"),
             ("http://a:1", "\"http\""),
             ("env://host", "\"host\""),
-            ("tcp://", "\"\" is no host"),
-            ("tcp://:5", "\"\" is no host"),
+            ("tcp://", "\"\" is not a host"),
+            ("tcp://:5", "\"\" is not a host"),
             ("tcp://a b:5", "\"a b\""),
             ("tcp://u@h:5", "\"u@h\""),
-            ("tcp://h:", "\"\" is no port"),
+            ("tcp://h:", "\"\" is not a port"),
             ("tcp://h:+5", "\"+5\""),
             ("tcp://h:65536", "\"65536\""),
             ("tcp://h:http", "\"http\""),
@@ -228,8 +228,8 @@ mod tests {
             ("tcp://h?timeout=inf", "timeout=\"inf\""),
             ("tcp://h?timeout=1e300", "timeout=\"1e300\""),
             ("file://relative/path", "\"relative/path\""),
-            ("file://", "no absolute path"),
-            ("file:///", "no path of a file"),
+            ("file://", "not an absolute path"),
+            ("file:///", "not the path of a file"),
         ];
         for (url, quoted) in cases {
             let error = url.parse::<Rendezvous>().unwrap_err();

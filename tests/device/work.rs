@@ -24,7 +24,7 @@ fn started_calls_give_their_buffers_back() {
 
         let mut work = comm.start_all_reduce(memory.put(&[1_f32]), ReduceOp::Sum).unwrap();
         let buffer = loop {
-            if let Some(buffer) = work.wait_deadline(Duration::from_millis(1)).unwrap() {
+            if let Some(buffer) = work.wait_timeout(Duration::from_millis(1)).unwrap() {
                 break buffer;
             }
         };
@@ -136,7 +136,7 @@ fn a_callback_that_awaits_another_call_on_the_thread_that_notices_both_is_told_s
         listens.meet();
         let (any, awaited) = heard.recv_timeout(Duration::from_secs(60)).unwrap();
         let error = awaited.unwrap_err().to_string();
-        assert!(any.is_none() && error.contains("on the thread that is to end it"), "{any:?}: {error}");
+        assert!(any.is_none() && error.contains("on the thread that must complete the awaited call"), "{any:?}: {error}");
         heard_of_it.meet();
         assert_eq!(memory.get(&first.wait().unwrap()), [2; 8]);
     });

@@ -37,10 +37,10 @@ fn buffers_and_streams_of_another_device_are_refused() {
         let elsewhere = DeviceMemory::on(other);
         let mut buffer = elsewhere.put(&[1_u32]);
         let error = comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap_err();
-        assert!(error.to_string().contains("lives on device 5"), "{error}");
+        assert!(error.to_string().contains("is on device 5"), "{error}");
         let mut buffer = memory.put(&[1_u32]);
         let error = comm.with_stream(&elsewhere.stream).all_reduce(&mut buffer, ReduceOp::Sum).unwrap_err();
-        assert!(error.to_string().contains("the stream lives on device 5"), "{error}");
+        assert!(error.to_string().contains("the stream is on device 5"), "{error}");
         comm.all_reduce(&mut buffer, ReduceOp::Sum).unwrap();
         assert_eq!(memory.get(&buffer), [2]);
     });

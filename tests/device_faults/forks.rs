@@ -30,7 +30,7 @@ fn a_forked_child_is_refused_what_asks_the_driver_and_the_parent_goes_on() {
                             && refused(device.wait_for(device.stream()))
                             && refused(comm.refuse_forked("a call of another crate"))
                             && awaited.is_done()
-                            && refused(awaited.wait_deadline(Duration::ZERO).map(drop))
+                            && refused(awaited.wait_timeout(Duration::ZERO).map(drop))
                             // The call's buffer is not freed through the driver either.
                             && refused(started.wait().map(drop));
                         // SAFETY: ends the child at once, without its parent's destructors.

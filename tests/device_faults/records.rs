@@ -113,5 +113,5 @@ fn a_hang_on_the_device_is_explained_from_the_records() {
     let output = Command::new(collperf).arg("--explain-hang").arg(folder.path()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains("rank 1") && said.contains("is behind") && said.contains("queued on the device"), "{said}");
-    assert!(said.contains("its last call, all_reduce(sum, u32, count 100) number 0, is over"), "{said}");
+    assert!(said.contains("its last call, all_reduce(sum, u32, count 100) number 0, has ended"), "{said}");
 }

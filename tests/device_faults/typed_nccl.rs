@@ -189,16 +189,16 @@ fn wrong_arguments_are_refused_and_nothing_happens() {
             (comm.all_gather_into(&[1_u32], &mut two, stream), "the source is in host memory"),
             (comm.send(&[1_u32; 2], 1 - comm.rank(), stream), "host memory"),
             (comm.recv(&mut [1_u32; 2], 1 - comm.rank(), stream), "host memory"),
-            (comm.all_reduce(&mut far, ReduceOp::Sum, stream), "lives on device 5"),
-            (comm.send(&far, 1 - comm.rank(), stream), "lives on device 5"),
-            (comm.all_reduce(&mut two, ReduceOp::Sum, &elsewhere.stream), "the stream lives on device 5"),
-            (comm.all_reduce_into(&three, &mut two, ReduceOp::Sum, stream), "3 elements do not go into 2"),
+            (comm.all_reduce(&mut far, ReduceOp::Sum, stream), "is on device 5"),
+            (comm.send(&far, 1 - comm.rank(), stream), "is on device 5"),
+            (comm.all_reduce(&mut two, ReduceOp::Sum, &elsewhere.stream), "the stream is on device 5"),
+            (comm.all_reduce_into(&three, &mut two, ReduceOp::Sum, stream), "a source of 3 elements does not fit a destination of 2"),
             (comm.reduce_scatter_into(&three, &mut two, ReduceOp::Sum, stream), "not a multiple of the world size 2"),
             (comm.broadcast(&mut two, 2, stream), "the root does not exist"),
-            (comm.broadcast_into(none, &mut two, comm.rank(), stream), "passes a source"),
-            (comm.reduce_into(&three, Some(&mut two), 1 - comm.rank(), ReduceOp::Sum, stream), "passes a destination"),
-            (comm.send(&three, comm.rank(), stream), "no peer"),
-            (comm.recv(&mut two, 2, stream), "no peer"),
+            (comm.broadcast_into(none, &mut two, comm.rank(), stream), "must pass a source"),
+            (comm.reduce_into(&three, Some(&mut two), 1 - comm.rank(), ReduceOp::Sum, stream), "must pass a destination"),
+            (comm.send(&three, comm.rank(), stream), "not a peer"),
+            (comm.recv(&mut two, 2, stream), "not a peer"),
         ];
         for (refused, words) in refused {
             let error = refused.unwrap_err();
@@ -503,7 +503,7 @@ fn a_window_on_memory_of_a_pool_is_refused_on_every_rank_and_registered_by_none(
         };
         let error = opened.unwrap_err();
         assert!(error.is_unsupported(), "{error}");
-        let words = if me == 1 { ["256 B", "NcclCommunicator::allocate (ncclMemAlloc)"] } else { ["rank 1", "Nobody has registered"] };
+        let words = if me == 1 { ["256 B", "NcclCommunicator::allocate (ncclMemAlloc)"] } else { ["rank 1", "so no rank has registered"] };
         assert!(words.iter().all(|words| error.to_string().contains(words)), "{error}");
         // No rank registers anything before all have checked the count.
         comm.all_reduce(&mut memory.put(&[1_u32]), ReduceOp::Sum, stream).unwrap();

@@ -250,7 +250,7 @@ fn a_rank_that_does_not_come_is_waited_for_half_the_deadline() {
             over.meet();
             let error = comm.shrink().expect_err("the others have gone on");
             over.meet();
-            return error.to_string().matches("went on without rank 0").count();
+            return error.to_string().matches("continued without rank 0").count();
         }
         comm.set_timeout(Duration::from_secs(6));
         let left = comm.shrink().unwrap();

@@ -409,5 +409,5 @@ fn a_variable_with_a_slip_is_named() {
     let mut command = Command::new("env");
     command.env("COLLECTIVES_TIMOUT", "5");
     let said = said(vec![start(NAME, command, 0, 1, free_port())]);
-    assert!(said[0].contains("COLLECTIVES_TIMOUT: not known; is COLLECTIVES_TIMEOUT meant?"), "{said:?}");
+    assert!(said[0].contains("COLLECTIVES_TIMOUT: not known; did you mean COLLECTIVES_TIMEOUT?"), "{said:?}");
 }

@@ -125,7 +125,7 @@ fn ranks_that_do_not_add_up_are_told_so() {
     });
     assert!(begin.elapsed() < patience(5));
     for error in errors {
-        assert!(error.contains("2 ranks, says rank 1") && error.contains("3 ranks, says rank "), "{error}");
+        assert!(error.contains("2 ranks according to rank 1") && error.contains("3 ranks according to rank "), "{error}");
     }
 }
 

@@ -87,7 +87,7 @@ fn a_future_that_has_ended_says_so() {
         let context = &mut Context::from_waker(Waker::noop());
         while Pin::new(&mut future).poll(context).is_pending() {}
         let Poll::Ready(Err(error)) = Pin::new(&mut future).poll(context) else { panic!("it was given back before") };
-        assert!(error.to_string().contains("given back"), "{error}");
+        assert!(error.to_string().contains("already been returned"), "{error}");
     });
 }
 

@@ -151,16 +151,16 @@ fn a_deadline_that_passes_lets_the_call_go_on() {
             let mut reduction = comm.start_all_reduce([2_i32], ReduceOp::Sum).unwrap();
             let mut receive = comm.start_recv([0_u8; 3], 1).unwrap();
             let mut send = comm.start_send(vec![1_u8; 100_000], 1).unwrap();
-            assert_eq!(reduction.wait_deadline(Duration::ZERO).unwrap(), None);
-            assert_eq!(reduction.wait_deadline(Duration::from_millis(10)).unwrap(), None);
-            assert_eq!(receive.wait_deadline(Duration::from_millis(10)).unwrap(), None);
-            assert_eq!(send.wait_deadline(Duration::from_millis(10)).unwrap(), None);
+            assert_eq!(reduction.wait_timeout(Duration::ZERO).unwrap(), None);
+            assert_eq!(reduction.wait_timeout(Duration::from_millis(10)).unwrap(), None);
+            assert_eq!(receive.wait_timeout(Duration::from_millis(10)).unwrap(), None);
+            assert_eq!(send.wait_timeout(Duration::from_millis(10)).unwrap(), None);
             assert!(!reduction.is_done() && !receive.is_done() && !send.is_done());
             meeting.meet();
-            assert_eq!(reduction.wait_deadline(PATIENCE).unwrap(), Some([3]));
-            let (buffer, received) = receive.wait_deadline(PATIENCE).unwrap().unwrap();
+            assert_eq!(reduction.wait_timeout(PATIENCE).unwrap(), Some([3]));
+            let (buffer, received) = receive.wait_timeout(PATIENCE).unwrap().unwrap();
             assert_eq!((buffer, received.count, received.source), ([7, 0, 0], 1, 1));
-            assert_eq!(send.wait_deadline(PATIENCE).unwrap(), Some(vec![1; 100_000]));
+            assert_eq!(send.wait_timeout(PATIENCE).unwrap(), Some(vec![1; 100_000]));
             assert!(reduction.is_done() && receive.is_done() && send.is_done());
             let again = reduction.wait().expect_err("the buffer has been given back");
             assert!(matches!(again, Error::InvalidArgument { .. }), "{again}");
@@ -396,7 +396,7 @@ fn an_op_in_the_background_may_drop_its_own_communicator() {
             comm.as_ref().unwrap().start_all_reduce([1], &op).unwrap()
         });
         // It ends with or without success: a rank may see the other leave before it has everything.
-        works.into_iter().for_each(|mut work| match work.wait_deadline(PATIENCE) {
+        works.into_iter().for_each(|mut work| match work.wait_timeout(PATIENCE) {
             Ok(Some(sum)) => assert_eq!(sum, [2]),
             Ok(None) => panic!("{wiring:?}: the call does not end"),
             Err(error) => assert!(error.is_peer_lost(), "{wiring:?}: {error}"),
@@ -490,7 +490,7 @@ fn a_wait_ends_at_its_limit_while_another_thread_waits_for_a_message() {
     std::thread::scope(|scope| {
         scope.spawn(move || {
             for _ in 0..50 {
-                assert!(second.wait_deadline(Duration::from_millis(1)).unwrap().is_none());
+                assert!(second.wait_timeout(Duration::from_millis(1)).unwrap().is_none());
             }
             done.send(second).unwrap();
         });
@@ -559,7 +559,7 @@ fn a_message_that_no_thread_can_be_had_for_is_not_begun_and_its_memory_is_free()
                     ];
                     for error in errors {
                         let words = error.to_string();
-                        assert!(matches!(error, Error::Io { .. }) && words.contains("nothing was begun"), "{words}");
+                        assert!(matches!(error, Error::Io { .. }) && words.contains("nothing was started"), "{words}");
                     }
                 });
                 met.meet();

@@ -166,10 +166,10 @@ fn objects_and_buffers_are_not_taken_for_each_other() {
                 } else {
                     let mut buffer = vec![0xee_u8; length + 10];
                     let error = comm.recv(&mut buffer, 0).unwrap_err();
-                    assert!(error.is_mismatch() && error.to_string().contains("an object met a receive of u8"), "{error}");
+                    assert!(error.is_mismatch() && error.to_string().contains("an object does not match a receive of u8"), "{error}");
                     assert!(buffer.iter().all(|byte| *byte == 0xee));
                     let error = comm.recv_object::<Vec<u8>>(0).unwrap_err();
-                    assert!(error.is_mismatch() && error.to_string().contains("u8 met a receive of an object"), "{error}");
+                    assert!(error.is_mismatch() && error.to_string().contains("u8 does not match a receive of an object"), "{error}");
                     assert!(error.to_string().contains("rank 0"), "{error}");
                 }
                 assert_usable(comm);

@@ -302,7 +302,7 @@ fn who_left_early_is_said_to_have_left_and_the_barrier_of_close_to_be_its() {
             }
             let said = comm.close().unwrap_err().to_string();
             let begins = "barrier() number 1 (of close): lost rank 2 (";
-            let left = "it closed or dropped its communicator before it came to this call";
+            let left = "it closed or dropped its communicator before it made this call";
             assert!(said.starts_with(begins) && said.contains(left), "{wiring:?}: {said}");
         });
     }

@@ -110,9 +110,9 @@ fn what_every_rank_asks_for_wrongly_is_refused_on_every_rank() {
             (comm.subgroups(&[vec![0, 3]]).map(drop), "rank 3 does not exist"),
             (comm.subgroups(&[vec![0], vec![1, 1]]).map(drop), "rank 1 is listed twice"),
             (comm.subgroup(&[0, usize::MAX]).map(drop), "does not exist"),
-            (comm.subgroup_of_size(0).map(drop), "the world size 3 is no multiple of 0"),
-            (comm.subgroup_of_size(2).map(drop), "the world size 3 is no multiple of 2"),
-            (comm.subgroup_of_size(6).map(drop), "the world size 3 is no multiple of 6"),
+            (comm.subgroup_of_size(0).map(drop), "the world size 3 is not a multiple of 0"),
+            (comm.subgroup_of_size(2).map(drop), "the world size 3 is not a multiple of 2"),
+            (comm.subgroup_of_size(6).map(drop), "the world size 3 is not a multiple of 6"),
         ];
         for (result, part) in refused {
             let error = result.unwrap_err();

@@ -2,6 +2,9 @@
 //! Kubernetes sets. `tests/interop/setup` installs them. If one is absent, the test prints a line and counts as
 //! skipped. It fails if `COLLECTIVES_INTEROP_REQUIRE` names the part of the setup that installs it (`launchers`,
 //! `torch`).
+//!
+//! Scripts in Python are in this folder; each begins with its arguments. A store does not answer a `set`, so a second
+//! connection may not see the value yet. A test must first ask for something on the connection that has set it.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -109,7 +109,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // The nodes' daemons end before the controller. What they started, and munge, ends with the hosts.
+        // The nodes' daemons end before the controller. The processes that they started, and munge, end with the hosts.
         while self.daemons.pop().is_some() {}
     }
 }

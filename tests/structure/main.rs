@@ -1,4 +1,4 @@
-//! The repository itself: the structure of the sources, the guide, the examples, and how errors are worded.
+//! The repository itself: the structure of the sources, the guide, the examples, how errors are worded, and the English of all texts.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -10,3 +10,4 @@ mod examples;
 mod guide;
 mod layers;
 mod sources;
+mod words;

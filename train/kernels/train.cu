@@ -1,9 +1,9 @@
-// What gradients in buckets need besides the collective: sums in place, weights, sums of squares, and elements of one float type made of those
-// of another.
+// What gradients in buckets need besides the collective: sums in place, weights, sums of squares, and conversions
+// between float types.
 #include "fold.cuh"
 #include "narrow.cuh"
 
-// into[i] = into[i] + from[i], each sum rounded once. They are apart.
+// into[i] = into[i] + from[i], each sum rounded once. The two do not overlap.
 #define ACCUMULATE(name, lane, blocks)                                                                                             \
     KERNEL(blocks) accumulate_##name(void *into, const void *from, unsigned long long count) {                                     \
         Inputs both = {(const char *)from, 0, (const char *)into, 0, 2};                                                           \
@@ -15,7 +15,7 @@ ACCUMULATE(f64, LaneF64, 2)
 ACCUMULATE(f16, LaneF16, 4)
 ACCUMULATE(bf16, LaneBF16, 4)
 
-// The nearest element.
+// Returns the nearest element.
 template <class L> INLINE typename L::Stored nearest(double value) {
     if constexpr (sizeof(typename L::Stored) == 4) {
         return L::narrow((float)value);
@@ -51,7 +51,7 @@ template <class L> INLINE void weigh(char *data, u64 count, double factor) {
     }
 }
 
-// data[i] = data[i] * factor, the product in f64 and rounded to the type once; the factor is not rounded before.
+// data[i] = data[i] * factor. The product is in f64 and rounded to the type once. The factor is not rounded first.
 #define WEIGH(name, lane)                                                                                                          \
     KERNEL(2) weigh_##name(void *data, unsigned long long count, double factor) {                                                  \
         weigh<lane>((char *)data, count, factor);                                                                                  \
@@ -62,7 +62,7 @@ WEIGH(f64, LaneF64)
 WEIGH(f16, LaneF16)
 WEIGH(bf16, LaneBF16)
 
-// One more square. That of anything narrower than f64 is exact, so a single rounding changes nothing there.
+// Adds one square. Squares of types narrower than f64 are exact, so the single rounding of fma changes nothing there.
 template <class L> INLINE double with_square(double sum, typename L::Wide value) {
     double wide = (double)value;
     if constexpr (sizeof(wide) == sizeof(value)) {
@@ -80,7 +80,7 @@ template <class L, int Width> INLINE double with_squares(double sum, const Chunk
     return sum;
 }
 
-// The squares of `count` elements, one after another.
+// Adds the squares of `count` elements, one after another.
 template <class L> INLINE double with_single_squares(double sum, const char *at, u32 count) {
     const int size = sizeof(typename L::Stored);
 #pragma unroll 1
@@ -92,8 +92,8 @@ template <class L> INLINE double with_single_squares(double sum, const char *at,
     return sum;
 }
 
-// This thread's share. Elements go by groups of 16 bytes, and which thread adds which group when depends on their numbers alone:
-// not on where they lie, which only says how they are loaded.
+// Returns this thread's share. Elements go in groups of 16 bytes. Which thread adds which group, and in which order,
+// depends only on the numbers of elements and threads. Their address only decides how they are loaded.
 template <class L> INLINE double own_squares(const char *data, u64 count) {
     const u32 many = 16 / sizeof(typename L::Stored);
     const u64 groups = count / many, step = grid_step();
@@ -117,7 +117,7 @@ template <class L> INLINE double own_squares(const char *data, u64 count) {
     return sum;
 }
 
-// The sum over a block, in its first thread: halves are added to halves.
+// Returns the sum over a block, valid in its first thread. Halves are added to halves.
 INLINE double sum_of_block(double own) {
     __shared__ double sums[512];
     sums[threadIdx.x] = own;
@@ -145,7 +145,7 @@ SQUARES(f64, LaneF64)
 SQUARES(f16, LaneF16)
 SQUARES(bf16, LaneBF16)
 
-// *total = *total + all partials. One block.
+// *total = *total + all partials, in one block.
 KERNEL(4) add_partials(const void *partials, unsigned long long count, void *total) {
     double own = 0;
 #pragma unroll 1
@@ -158,7 +158,7 @@ KERNEL(4) add_partials(const void *partials, unsigned long long count, void *tot
     }
 }
 
-// Elements as f32, times the weight in f64, as f32, as the other type.
+// Takes elements as f32, multiplies them by the weight in f64, and rounds to f32 and then to the other type.
 template <class From, class To, int Elements> INLINE void convert_some(const char *from, char *to, double weight) {
     typedef Places<From, Elements * (int)sizeof(typename From::Stored)> In;
     typedef Places<To, Elements * (int)sizeof(typename To::Stored)> Out;
@@ -186,7 +186,7 @@ template <class From, class To> INLINE void convert(const char *from, char *to, 
     }
 }
 
-// destination[i] = source[i] * weight, by way of f32. They are apart.
+// destination[i] = source[i] * weight, through f32. The two do not overlap.
 #define CONVERT(from, from_lane, to, to_lane)                                                                                      \
     KERNEL(2)                                                                                                                      \
     convert_##from##_##to(const void *source, void *destination, unsigned long long count, double weight) {                        \

@@ -1,21 +1,21 @@
-//! What ranks must agree on before they train together, and the reporting of one rank's failure to all.
+//! Checks that ranks agree on what they are about to do, and reports one rank's failure to all.
 
 use sha2::{Digest, Sha256};
 
 use collectives::Communicator;
 use collectives::{Error, Result};
 
-/// The most bytes of a list that are sent if it differs. A rank that reports a longer list is not trusted.
+/// If lists differ, at most this many bytes of each are sent, even if a rank reports a longer one.
 const LONGEST_LIST: usize = 16 << 20;
-/// The most bytes of an error that are sent.
+/// At most this many bytes of an error are sent.
 const LONGEST_REASON: usize = 64 << 10;
 
 /// The items that each rank lists, one line for each: parameters, or calls.
 #[derive(Default)]
 pub(super) struct Listed {
-    /// The plural noun for the lines.
+    /// A plural noun for the things that the lines describe.
     pub(super) noun: &'static str,
-    /// Without line ends.
+    /// The lines, without line ends.
     pub(super) lines: Vec<String>,
 }
 
@@ -27,8 +27,8 @@ impl Listed {
     }
 }
 
-/// Refuses ranks that differ in `what` they make, in their lists, or in `settings`, which describes in words everything
-/// else that decides which calls are made. Collective.
+/// Refuses ranks that differ in `what` they make, in their lists, or in their settings. `settings` describes in words
+/// everything else that affects which calls are made. Collective.
 pub(super) fn agree(comm: &Communicator, what: &str, listed: &Listed, settings: &str) -> Result<()> {
     if comm.world_size() == 1 {
         return Ok(());
@@ -44,8 +44,8 @@ pub(super) fn agree(comm: &Communicator, what: &str, listed: &Listed, settings: 
     Err(Error::Mismatch { first: comm.peers()[0].clone(), first_call, second: comm.peers()[other].clone(), second_call })
 }
 
-/// Returns the beginning of a rank's text on all ranks: this rank's own, or another rank's of `length` bytes.
-/// Collective.
+/// Sends the beginning of a rank's text to all ranks, and returns it. `mine` is this rank's own text; the text that is
+/// sent has `length` bytes. Collective.
 fn tell(comm: &Communicator, rank: usize, mine: &[u8], length: u64, longest: usize) -> Result<String> {
     // Every rank has the same lengths.
     let length = usize::try_from(length).unwrap_or(usize::MAX).min(longest);
@@ -57,7 +57,7 @@ fn tell(comm: &Communicator, rank: usize, mine: &[u8], length: u64, longest: usi
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// A digest and a length as they are sent.
+/// A digest and a length, in the form in which they are sent.
 trait IntoPlain {
     fn into_plain(self) -> [u8; 40];
 }
@@ -71,24 +71,25 @@ impl IntoPlain for ([u8; 32], u64) {
     }
 }
 
-/// Returns the length in it.
+/// Returns the length from that form.
 fn length(plain: &[u8; 40]) -> u64 {
     plain[32..].iter().rev().fold(0, |length, byte| length << 8 | u64::from(*byte))
 }
 
-/// Returns one line for what is made, one for the settings, and the listed ones. Debug forms contain no line ends.
+/// Returns a text: one line for what is made, one for the settings, and the listed lines. Names and options are in
+/// their debug form, which contains no line ends.
 fn text(what: &str, listed: &Listed, settings: &str) -> String {
     let mut text = format!("{what}\n{settings}\n");
     listed.lines.iter().for_each(|line| text.extend([line, "\n"]));
     text
 }
 
-/// Describes what each rank made, and the first of the other lines that differ, in words.
+/// Describes in words what each rank made, and the first of the other lines that differs.
 fn first_difference(first: &str, second: &str, noun: &str) -> (String, String) {
     let ((first_what, first), (second_what, second)) = (split(first), split(second));
     let (first, second) = match first == second {
         true if first_what == second_what => {
-            let behind = format!("{noun} that differ behind the first {} MiB of their list", LONGEST_LIST >> 20);
+            let behind = format!("{noun} that differ after the first {} MiB of their list", LONGEST_LIST >> 20);
             (behind.clone(), behind)
         }
         true => (split(first).0.to_owned(), split(second).0.to_owned()),
@@ -97,13 +98,13 @@ fn first_difference(first: &str, second: &str, noun: &str) -> (String, String) {
     (format!("{first_what} with {first}"), format!("{second_what} with {second}"))
 }
 
-/// Returns the first line, and the others.
+/// Splits a text into its first line and the rest.
 fn split(text: &str) -> (&str, &str) {
     text.split_once('\n').unwrap_or((text, ""))
 }
 
 fn first_different_line(first: &str, second: &str, noun: &str) -> (String, String) {
-    // Without the line of the settings, which a rank need not have sent.
+    // The line of the settings is not counted. A rank need not have sent it.
     let count = |text: &str| text.lines().count().saturating_sub(1);
     let mut pairs = first.lines().zip(second.lines());
     match pairs.find(|(a, b)| a != b) {
@@ -112,7 +113,7 @@ fn first_different_line(first: &str, second: &str, noun: &str) -> (String, Strin
             let longer = if first.len() > second.len() { first } else { second };
             let surplus = longer.lines().nth(count(first).min(count(second)) + 1).unwrap_or_default();
             let said = |text: &str| match text == longer {
-                true => format!("{} {noun}, of which the other has not {surplus}", count(text)),
+                true => format!("{} {noun}, including {surplus}, which the other rank does not have", count(text)),
                 false => format!("{} {noun}", count(text)),
             };
             (said(first), said(second))
@@ -120,14 +121,14 @@ fn first_different_line(first: &str, second: &str, noun: &str) -> (String, Strin
     }
 }
 
-/// Fails on every rank if `mine` failed on one: the failing rank gets its own error, the others one that names the
-/// first such rank and its reason. Collective.
+/// Fails on every rank if `mine` is an error on any rank. A failing rank gets its own error; the others get one that
+/// names the first failing rank and its reason. Collective.
 pub(super) fn everywhere<R>(comm: &Communicator, what: &str, mine: Result<R>) -> Result<R> {
     if comm.world_size() == 1 {
         return mine;
     }
     let told = first_failure(comm, mine.as_ref().err());
-    // Its own error is more useful than the failure to report it to the others.
+    // This rank's own error is more useful than a failure to report it to the others.
     let done = mine?;
     match told? {
         None => Ok(done),
@@ -202,7 +203,7 @@ mod tests {
         let results = Communicator::run_local(2, |comm| {
             let long = Error::argument("train", "a".repeat(3 * LONGEST_REASON));
             let error = everywhere(comm, "making buckets", if comm.rank() == 1 { Err(long) } else { Ok(()) }).unwrap_err();
-            // Lines of 1 MiB, of which the last differ: in a part that is not sent.
+            // Lines of 1 MiB. Only the last ones differ, in a part that is not sent.
             let mut lines = vec!["b".repeat((1 << 20) - 1); LONGEST_LIST / (1 << 20)];
             lines.push(format!("rank {}", comm.rank()));
             let differ = agree(comm, "test", &Listed { noun: "parameters", lines }, "plain").unwrap_err();
@@ -212,7 +213,7 @@ mod tests {
         assert!(results[1].0 > 3 * LONGEST_REASON && (LONGEST_REASON..LONGEST_REASON + 1000).contains(&results[0].0));
         for (_, is_mismatch, text) in results {
             assert!(
-                is_mismatch && text.contains("with parameters that differ behind the first 16 MiB") && text.len() < 1000,
+                is_mismatch && text.contains("with parameters that differ after the first 16 MiB") && text.len() < 1000,
                 "{}",
                 text.len()
             );

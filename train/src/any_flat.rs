@@ -1,4 +1,4 @@
-//! A flat buffer of any of the four float types, present or lent to a call.
+//! A flat buffer of any of the four float types. A call in progress may have taken its memory.
 
 use std::any::Any;
 use std::ops::Range;
@@ -15,31 +15,33 @@ use collectives::ReduceOp;
 use collectives::interop::Memory;
 use collectives::{Error, Result};
 
-/// A flat buffer whose element type is erased. Functions with a range require it to be inside (checked by the caller).
+/// A flat buffer whose element type is erased. The range that a function takes must be inside the buffer (checked by
+/// the caller).
 pub(super) trait AnyFlat: Send + Any {
     fn dtype(&self) -> DType;
 
     fn len(&self) -> usize;
 
-    /// Returns the bytes of memory it holds, present or lent.
+    /// Returns the bytes of its memory, even while a call has that memory.
     fn bytes(&self) -> usize;
 
-    /// Starts to gather every rank's share of it.
+    /// Starts to gather every rank's share into this buffer.
     fn start_all_gather(&mut self, comm: &Communicator) -> Result<()>;
 
-    /// Starts to reduce it: the result is this rank's share, in place.
+    /// Starts to reduce the buffer over all ranks. The result is this rank's share, in place.
     fn start_reduce_scatter(&mut self, comm: &Communicator, op: ReduceOp) -> Result<()>;
 
-    /// Starts to reduce it: the result is the whole, on every rank.
+    /// Starts to reduce the buffer over all ranks. The result is the whole buffer, on every rank.
     fn start_all_reduce(&mut self, comm: &Communicator, op: ReduceOp) -> Result<()>;
 
     /// Waits until its call has ended.
     fn wait(&mut self) -> Result<()>;
 
-    /// Copies a range to `into`, from its element `start` on. Converts the elements if the types differ.
+    /// Copies a range of this buffer to `into`, from element `start` of `into` on. Converts the elements if the types
+    /// differ.
     fn copy_part(&self, range: Range<usize>, into: &mut dyn AnyFlat, start: usize) -> Result<()>;
 
-    /// Adds a range to all elements of `into`, which is of the same type.
+    /// Adds a range of this buffer to all elements of `into`, which has the same type.
     fn add_part(&self, range: Range<usize>, into: &mut dyn AnyFlat) -> Result<()>;
 
     /// Overwrites elements with zeros.
@@ -54,7 +56,7 @@ pub(super) trait AnyFlat: Send + Any {
     /// Returns its `Flat`.
     fn flat(&self) -> Result<&dyn Any>;
 
-    /// Returns its `Flat`, to be written.
+    /// Returns its `Flat` for writing.
     fn flat_mut(&mut self) -> Result<&mut dyn Any>;
 }
 
@@ -67,7 +69,7 @@ struct TypedFlat<T: Float> {
     bytes: usize,
 }
 
-/// Allocates zeros of a float type, which no other rank shares.
+/// Allocates zeros of a float type, in memory that no other rank shares.
 pub(super) fn zeros(place: &Place, dtype: DType, len: usize) -> Result<Box<dyn AnyFlat>> {
     match dtype {
         DType::F64 => TypedFlat::<f64>::boxed(place, len),
@@ -78,7 +80,8 @@ pub(super) fn zeros(place: &Place, dtype: DType, len: usize) -> Result<Box<dyn A
     }
 }
 
-/// Copies elements into `range`, from the `first` of those given on. If types differ, each is converted and weighted.
+/// Copies the given elements into `range`, starting with number `first`. If the types differ, each element is converted
+/// and weighted.
 pub(super) fn fill<F: Float>(into: &mut dyn AnyFlat, range: Range<usize>, given: Memory<'_, F>, first: usize, weight: f64) -> Result<()> {
     if into.dtype() == F::ELEMENT_TYPE {
         return typed_mut::<F>(into)?.put(range, given, first, false);
@@ -103,12 +106,12 @@ fn typed_mut<T: Float>(flat: &mut dyn AnyFlat) -> Result<&mut Flat<T>> {
 }
 
 fn other_type(dtype: DType, asked: DType) -> Error {
-    Error::argument("train", format!("elements of {asked} of a buffer of {dtype}"))
+    Error::argument("train", format!("elements of {asked} were requested from a buffer of {dtype}"))
 }
 
-/// Returns the error for a buffer that a call has lost, or still has.
+/// Returns the error for a buffer that a call still has, or has lost.
 fn away() -> Error {
-    Error::argument("train", "a call has this buffer, or an earlier step failed, and it is gone")
+    Error::argument("train", "this buffer is in use by a call, or was lost when an earlier step failed")
 }
 
 impl<T: Float> TypedFlat<T> {

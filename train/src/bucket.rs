@@ -17,12 +17,12 @@ use collectives::ReduceOp;
 use collectives::interop::Memory;
 use collectives::{Error, Result};
 
-/// What a rank has of a bucket's averaged gradients at the end of a step.
+/// The part of a bucket's averaged gradients that a rank has at the end of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ending {
     /// All of them.
     Whole,
-    /// Its share, for which it keeps the parameters.
+    /// The rank's share. The rank also keeps its share of the parameters.
     Shares,
 }
 
@@ -36,7 +36,7 @@ impl Ending {
     }
 }
 
-/// Returns this rank's share of a bucket. All shares have the same length, in the order of ranks.
+/// Returns the range of this rank's share of a bucket. Shares have the same length and are in rank order.
 pub(super) fn own_range(comm: &Communicator, layout: &BucketLayout) -> Range<usize> {
     let len = layout.len / comm.world_size();
     comm.rank() * len..(comm.rank() + 1) * len
@@ -48,16 +48,16 @@ pub(super) struct Bucket<T: Float> {
     hook: Box<dyn Hook<T>>,
     /// Its gradients, unless a hook has them.
     flat: Option<Flat<T>>,
-    /// Its own buffer, while a given one replaces it.
+    /// The bucket's own buffer, while a given one replaces it.
     own: Option<Flat<T>>,
     /// This rank's share of the parameters, if a step ends in shares.
     share: Option<Flat<T>>,
-    /// The buffer, while all ranks' shares are gathered in it.
+    /// The buffer, while all ranks' shares are being gathered into it.
     gathering: Pending<Flat<T>>,
 }
 
-/// The data lent to an optimiser: this rank's share of the parameters, and all of the gradients, with this rank's share
-/// in `range`. Both are a `Flat` of the bucket's type.
+/// The data lent to an optimiser: this rank's share of the parameters, and all gradients, of which `range` is this
+/// rank's share. Both are `Flat`s of the bucket's type.
 pub(super) struct Lent<'a> {
     pub(super) layout: &'a BucketLayout,
     pub(super) range: Range<usize>,
@@ -69,8 +69,8 @@ pub(super) struct Lent<'a> {
 pub(super) trait AnyBucket: Send + Any {
     fn layout(&self) -> &BucketLayout;
 
-    /// Makes the buffer of its gradients. On the host this is collective: if one rank fails, all fail. On a device it
-    /// is local.
+    /// Allocates the buffer of its gradients. On the host this is collective: if one rank fails, all fail. On a device
+    /// it is local.
     fn allocate(&mut self, comm: &Communicator, place: &Place) -> Result<()>;
 
     /// Overwrites one gradient with zeros.
@@ -91,14 +91,14 @@ pub(super) trait AnyBucket: Send + Any {
     /// Lends an optimiser its data.
     fn lend(&mut self, comm: &Communicator) -> Result<Lent<'_>>;
 
-    /// Starts to gather all ranks' shares of the parameters, in the buffer of the gradients.
+    /// Starts to gather all ranks' shares of the parameters into the buffer of the gradients.
     fn gather(&mut self, comm: &Communicator) -> Result<()>;
 
-    /// Waits until they are gathered.
+    /// Waits until the shares are gathered.
     fn gathered(&mut self) -> Result<()>;
 }
 
-/// Creates a bucket of the layout's element type, whose gradients have no buffer yet. Local.
+/// Creates a bucket with the layout's element type, and without a buffer for its gradients. Local.
 pub(super) fn of_its_type(
     comm: &Communicator,
     layout: BucketLayout,
@@ -117,7 +117,7 @@ pub(super) fn of_its_type(
 
 /// Returns the error for a bucket without gradients: its hook lost them in a failed call.
 fn lost() -> Error {
-    Error::argument("train", "an earlier step failed, and its gradients are gone")
+    Error::argument("train", "an earlier step failed, and its gradients are lost")
 }
 
 /// Returns the error for a bucket whose steps do not end in shares.
@@ -126,7 +126,7 @@ fn whole() -> Error {
 }
 
 impl<T: Float> Bucket<T> {
-    /// Creates a bucket with the plain hook, and a share of zeros.
+    /// Creates a bucket with the plain hook and, if steps end in shares, with a share of zeros.
     fn boxed(comm: &Communicator, layout: BucketLayout, place: &Place, op: ReduceOp, ending: Ending) -> Result<Box<dyn AnyBucket>> {
         place.check(comm)?;
         let (hook, share): (Box<dyn Hook<T>>, _) = match ending {
@@ -161,7 +161,7 @@ impl<T: Float> Bucket<T> {
         self.share.as_mut().ok_or_else(whole)
     }
 
-    /// Returns its own buffer, for this step's gradients.
+    /// Returns the bucket's own buffer for this step's gradients, in place of a given one.
     fn own_mut(&mut self) -> Result<&mut Flat<T>> {
         if self.own.is_some() {
             self.flat = self.own.take();
@@ -174,7 +174,7 @@ impl<T: Float> Bucket<T> {
         self.own.as_ref().or(self.flat.as_ref()).ok_or_else(lost)?.check_put(gradient)
     }
 
-    /// Copies a gradient of the right length into its slot, or adds it to the present one.
+    /// Copies a gradient of the right length into its slot, or adds it to the gradient that is already there.
     pub(super) fn put(&mut self, slot: usize, gradient: Memory<'_, T>, add: bool) -> Result<()> {
         let range = self.layout.slots[slot].range.clone();
         self.own_mut()?.put(range, gradient, 0, add)
@@ -192,7 +192,7 @@ impl<T: Float> Bucket<T> {
         Ok(())
     }
 
-    /// Moves a gradient out: the buffer that was given for it, or a copy.
+    /// Moves out the buffer that was given for a gradient, or returns a copy.
     pub(super) fn take(&mut self, slot: usize) -> Result<Flat<T>> {
         match self.own {
             Some(_) => self.take_flat(),
@@ -233,7 +233,7 @@ impl<T: Float> AnyBucket for Bucket<T> {
         if let Progress::Done(flat) = self.hook.advance(comm)? {
             let (index, len, got) = (self.layout.index, self.layout.len, flat.memory().len());
             if got != len {
-                let reason = format!("the hook of bucket {index}, of {len} elements, gave a buffer of {got} back");
+                let reason = format!("the hook of bucket {index}, of {len} elements, returned a buffer of {got}");
                 return Err(Error::argument("finish", reason));
             }
             self.flat = Some(flat);

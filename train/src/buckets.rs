@@ -1,41 +1,45 @@
-//! All buckets of a model: which gradients have come, which buckets were launched, and which errors occurred.
+//! All buckets of a model. They record which gradients have arrived, which buckets were launched, and which errors
+//! occurred.
 //!
 //! # Design
 //!
-//! `train/` averages gradients like torch's DistributedDataParallel, for any tensor crate: the core takes buffers and
-//! the number of their parameter. `layout.rs` (pure) walks the parameters from the last to the first and fills buckets,
-//! one list for each element type, limited to 1 MiB for the first and then 25 MiB. On the host, a parameter of 256 KiB
-//! or more is alone in its bucket, so that its reduction starts when it comes. Buckets are numbered in the order in
-//! which the walk leaves them.
+//! `train/` averages gradients like torch's DistributedDataParallel, for any tensor crate: the core takes a buffer and
+//! the number of its parameter. `layout.rs` (pure) walks the parameters from the last to the first and fills buckets,
+//! separately for each element type. The first bucket of a type is limited to 1 MiB, the others to 25 MiB. On the host,
+//! a parameter of 256 KiB or more is alone in its bucket, so that its reduction starts as soon as its gradient arrives.
+//! Buckets are numbered in the order in which the walk completes them.
 //!
-//! `buckets.rs` counts the gradients that have come. A full bucket is launched once all with lower numbers have been.
-//! So every rank starts the same calls in the same order, in whatever order its gradients come. Each bucket has a
-//! `Hook`, which runs in stages: `start` when the bucket is launched, then `advance` for every bucket in turn until all
-//! are done, again in the same order everywhere. The plain hook is one started all-reduce. Compression, PowerSGD and
-//! the reduce-scatter of a sharded optimiser are hooks as well. A hook owns its bucket's buffer while its calls run.
+//! `buckets.rs` counts the gradients that have arrived. A full bucket is launched once all buckets with lower numbers
+//! have been launched. So every rank starts the same calls in the same order, whatever order its gradients arrive in.
+//! Each bucket has a `Hook`, which runs in stages. `start` is called when the bucket is launched. Then `advance` is
+//! called for every bucket in turn until all are done, again in the same order on every rank. The plain hook starts one
+//! all-reduce. Compression, PowerSGD and the reduce-scatter of a sharded optimiser are hooks as well. A hook owns its
+//! bucket's buffer while its calls run.
 //!
-//! Ranks compare a digest of names, shapes, types and settings at the start, and exchange the lists only if it differs.
-//! If a gradient never comes on one rank, the others must not wait for ever. So that rank sends zeros, and one more
-//! all-reduce of one number beside the buckets (the largest of rank and parameter) makes it every rank's error. After
-//! that the next step can follow.
+//! Ranks compare a digest of names, shapes, types and settings at the start, and exchange the lists only if the digests
+//! differ. If a gradient never arrives on one rank, the others must not wait for ever. So that rank sends zeros. One
+//! more all-reduce, beside the buckets, then makes the missing gradient every rank's error. It takes the maximum of one
+//! number, which encodes a rank and a parameter. The next step can still follow.
 //!
-//! A gradient that is given, and alone in its bucket, replaces the bucket's buffer (`bucket.rs`), which is kept for
-//! steps that copy. One rank may give and another copy, because the memory does not affect the call.
+//! If a gradient is given and is alone in its bucket, its buffer replaces the bucket's (`bucket.rs`). The bucket's own
+//! buffer is kept for steps that copy. One rank may give a gradient and another may copy it, because the call does not
+//! depend on which buffer is used.
 //!
 //! On the host, buckets come from `Communicator::alloc` and the calls run on the communicator's worker. On a device,
-//! copies into buckets are queued on the caller's stream and reductions on the communicator's, ordered by the buckets'
-//! events, so no thread waits on the host. Other work on gradients (adding parts, scaling, the conversions of
+//! copies into buckets are queued on the caller's stream, and reductions on the communicator's stream. The buckets'
+//! events order the two, so no host thread waits. Other work on gradients (adding parts, scaling, the conversions of
 //! `Compress`) is done by our kernels on the caller's stream, with the same bits as on the host. The kernels are loaded
-//! with the first buckets, before any work is queued. A norm is a sum that is copied to the host and waited for under
-//! the communicator's timeout. A sharded optimiser lends device slices of its share to the caller's kernels. PowerSGD
-//! has no kernels, and stays on the host.
+//! when the first buckets are made, before any work is queued. For a norm, a sum is copied to the host; the
+//! communicator's timeout limits the wait for it. A sharded optimiser lends device slices of its share to the caller's
+//! kernels. PowerSGD has no kernels, so it supports only host memory.
 //!
 //! Element types are erased in one place: an `AnyBucket` is a `Bucket` of one of the four float types, with its hook
 //! and, in a sharded optimiser, this rank's share of the parameters.
 //!
-//! A step's peak of memory, beside the model and its gradients, is the N bytes of all gradients, once. `Compress` adds
-//! N/2 for `f32`. PowerSGD adds 4 B for each element of a compressed matrix, and three times the factors, 4·r·(rows +
-//! columns). `ShardedOptimizer` on n ranks needs N + N/n, and the caller's state for N/n.
+//! In addition to the model and its gradients, a step needs N bytes of memory at its peak: the size of all gradients.
+//! `Compress` adds N/2 for `f32`. PowerSGD adds 4 B for each element of a compressed matrix, and three times the size
+//! of the factors, which is 4·r·(rows + columns). `ShardedOptimizer` on n ranks needs N + N/n, and the caller's state
+//! for N/n bytes of parameters.
 
 use std::any::Any;
 use std::ops::Range;
@@ -59,11 +63,11 @@ use collectives::{Error, Result};
 /// The state of a parameter in this step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// Nothing of it has come.
+    /// Nothing of its gradient has arrived.
     Empty,
-    /// Some of it has come, and more will.
+    /// A part of its gradient has arrived, and more will.
     Accumulated,
-    /// All of it has come.
+    /// All of its gradient has arrived.
     Ready,
 }
 
@@ -84,7 +88,7 @@ pub(super) struct Buckets {
     buckets: Vec<Box<dyn AnyBucket>>,
     /// The number of gradients that each bucket still waits for.
     waiting: Vec<usize>,
-    /// The next bucket to launch. The order is the same on every rank, in whatever order buckets are filled.
+    /// The next bucket to launch. The order is the same on every rank, whatever order the buckets are filled in.
     next: usize,
     missing: Missing,
     health: StepHealth,
@@ -103,7 +107,7 @@ impl Buckets {
         let usable = weight(options.op, comm.world_size());
         let layouts = plan(&parameters, options.caps(place), ending.multiple(comm));
         agree(comm, what, &Listed::parameters(&parameters), &options.in_words(place))?;
-        // Errors of these checks are the same on every rank.
+        // These checks have the same outcome on every rank.
         usable?;
         let layouts = layouts?;
         let mut entries: Vec<_> =
@@ -115,7 +119,8 @@ impl Buckets {
             }
         }
         let made = layouts.into_iter().map(|layout| of_its_type(comm, layout, place, options.op, ending)).collect();
-        // Local allocations, which can fail on one rank, come first. Once some ranks make buffers together, all must.
+        // Local allocations come first, because they may fail on one rank only. Shared buffers are then made
+        // collectively, by all ranks.
         let mut buckets: Vec<_> = everywhere(comm, what, made)?;
         let allocated = buckets.iter_mut().try_for_each(|bucket| bucket.allocate(comm, place));
         everywhere(comm, what, allocated)?;
@@ -149,12 +154,12 @@ impl Buckets {
         self.entries.len()
     }
 
-    /// Gives every bucket of `T`s a hook made by the caller, once all are made.
+    /// Gives every bucket of `T`s a hook from `make`. If one hook cannot be made, none is replaced.
     pub(super) fn set_hooks<T: Float>(&mut self, mut make: impl FnMut(&BucketLayout) -> Result<Box<dyn Hook<T>>>) -> Result<()> {
         self.health.check("set_hooks")?;
         if let Some(index) = self.entries.iter().position(|entry| entry.stage != Stage::Empty) {
             let parameter = &self.entries[index].parameter;
-            let reason = "was given in this step: set hooks before the first gradient of a step, or after its finish";
+            let reason = "was given in this step: set hooks before the first gradient of a step, or after finish";
             return Err(Error::argument("set_hooks", format!("a gradient of parameter {index} {parameter} {reason}")));
         }
         let of_type = self.buckets.iter_mut().filter_map(|bucket| (&mut **bucket as &mut dyn Any).downcast_mut::<Bucket<T>>());
@@ -179,7 +184,8 @@ impl Buckets {
 
     fn known(&self, call: &'static str, index: usize) -> Result<&Parameter> {
         let count = self.entries.len();
-        self.parameter(index).ok_or_else(|| Error::argument(call, format!("parameter {index}: there are {count}, numbered from 0")))
+        self.parameter(index)
+            .ok_or_else(|| Error::argument(call, format!("there is no parameter {index}: the model has {count}, numbered from 0")))
     }
 
     /// Takes a part of parameter `index`'s gradient, the last part if `last` is true. Launches the buckets that are
@@ -196,8 +202,8 @@ impl Buckets {
         self.go_on(Self::launch_full)
     }
 
-    /// Does the same as [`take`](Self::take), for the last part of a gradient. Its buffer becomes the bucket's if it is
-    /// the whole bucket.
+    /// Does the same as [`take`](Self::take), for the last part of a gradient. The gradient's buffer becomes the
+    /// bucket's if the gradient fills the whole bucket.
     pub(super) fn give<T: Float>(&mut self, call: &'static str, index: usize, gradient: Flat<T>) -> Result<()> {
         self.check_take(call, index, &gradient.memory())?;
         let Entry { bucket, slot, stage, .. } = self.entries[index];
@@ -206,23 +212,23 @@ impl Buckets {
         self.go_on(Self::launch_full)
     }
 
-    /// Returns the errors of [`take`](Self::take) before anything is done.
+    /// Returns the errors of [`take`](Self::take), without taking anything.
     fn check_take<T: Float>(&self, call: &'static str, index: usize, gradient: &Memory<'_, T>) -> Result<()> {
         self.health.check(call)?;
         self.fitting::<T>(call, index, gradient.len())?;
         let Entry { ref parameter, bucket, stage, .. } = self.entries[index];
         if stage == Stage::Ready {
-            let reason = "its gradient was given already in this step; accumulate before it is ready, and finish the step first";
+            let reason = "its gradient was already given in this step; call accumulate before ready, and finish before the next step";
             return Err(Error::argument(call, format!("parameter {index} {parameter}: {reason}")));
         }
         self.typed::<T>(bucket)?.check_put(gradient)
     }
 
-    /// Takes every parameter's gradient, the last first; none of them if one is refused.
+    /// Takes every parameter's gradient, the last first. If one gradient is refused, takes none.
     pub(super) fn take_all<B: BufferMut<Element: Float>>(&mut self, call: &'static str, gradients: &[B]) -> Result<()> {
         let (count, given) = (self.len(), gradients.len());
         if given != count {
-            return Err(Error::argument(call, format!("{given} gradients for {count} parameters")));
+            return Err(Error::argument(call, format!("{given} gradients were passed for {count} parameters")));
         }
         gradients.iter().enumerate().try_for_each(|(index, gradient)| self.check_take(call, index, &gradient.memory()))?;
         let mut from_last = gradients.iter().enumerate().rev();
@@ -245,9 +251,9 @@ impl Buckets {
         Ok(())
     }
 
-    /// Ends the step: absent gradients count as zeros, added to what was accumulated. Every bucket is launched and
-    /// waited for. Collective. If a gradient never came on one rank, every rank gets the error, and another step can
-    /// follow.
+    /// Ends the step: launches every bucket and waits for it. An absent gradient counts as zeros, plus what was
+    /// accumulated. Collective. If a gradient never arrived on one rank, every rank gets the error, and another step
+    /// can follow.
     pub(super) fn finish(&mut self, call: &'static str) -> Result<()> {
         self.health.check(call)?;
         let absent = self.go_on(Self::finish_all)?;
@@ -257,12 +263,12 @@ impl Buckets {
         let Some((rank, index)) = absent else { return Ok(()) };
         let who = &self.comm.peers()[rank];
         let parameter = self.known(call, index)?;
-        let reason = "if it may stay without one, set Options::missing to Missing::Zeros";
+        let reason = "if that is intended, set Options::missing to Missing::Zeros";
         Err(Error::argument(call, format!("{who} gave no gradient for parameter {index} {parameter} in this step; {reason}")))
     }
 
-    /// Does the part of [`finish`](Self::finish) after whose failure no step can follow. Returns a rank that had no
-    /// gradient for a parameter, and the parameter.
+    /// Does the part of [`finish`](Self::finish) that ends all steps if it fails. Returns a rank that had no gradient
+    /// for a parameter, and that parameter.
     fn finish_all(&mut self) -> Result<Option<(usize, usize)>> {
         let absent = self.fill_up()?;
         self.launch_full()?;
@@ -304,8 +310,8 @@ impl Buckets {
         Ok(absent.first().copied())
     }
 
-    /// Starts to send a parameter that got no gradient here to every rank. The largest number wins, so that all get the
-    /// same one.
+    /// Starts to report a parameter that got no gradient on this rank to every rank. The largest number wins, so all
+    /// ranks get the same one.
     fn tell(&self, absent: Option<usize>) -> Result<Pending<[u64; 1]>> {
         let number = absent.map_or(0, |index| (self.comm.rank() as u64 + 1) << 32 | index as u64);
         match self.comm.world_size() {
@@ -314,7 +320,7 @@ impl Buckets {
         }
     }
 
-    /// Returns a bucket, which must be one of `T`s.
+    /// Returns a bucket, whose elements must be `T`s.
     pub(super) fn typed<T: Float>(&self, bucket: usize) -> Result<&Bucket<T>> {
         (&*self.buckets[bucket] as &dyn Any).downcast_ref().ok_or_else(|| other_type(bucket, T::ELEMENT_TYPE))
     }
@@ -379,7 +385,7 @@ impl Buckets {
         Ok((bucket.flat()?, bucket.layout.slots[slot].range.clone()))
     }
 
-    /// Copies parameter `index`'s slot out.
+    /// Copies the contents of parameter `index`'s slot to `destination`.
     pub(super) fn copy_to<B>(&self, call: &'static str, index: usize, destination: &mut B) -> Result<()>
     where
         B: BufferMut<Element: Float> + ?Sized,

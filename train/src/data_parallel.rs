@@ -1,5 +1,5 @@
-//! Gradients averaged over all ranks during the backward pass, and the results of a finished step: means, their norm,
-//! clipping.
+//! Averages gradients over all ranks during the backward pass. Then provides the results of the step: means, their
+//! norm, and clipping.
 
 use std::fmt;
 
@@ -47,26 +47,25 @@ use collectives::{Error, Result};
 /// If a framework returns all gradients at once, [`average`](Self::average) does the same in one call.
 ///
 /// **Order.** Every rank launches the buckets in the order of their numbers, so parameters may become ready in
-/// different orders on different ranks. Other collectives on the same communicator, between the first `ready` and
-/// `finish`, must come at the same place on every rank, which holds only if all ranks have the same order. Otherwise
-/// make them on a communicator of their own ([`Communicator::duplicate`]).
+/// different orders on different ranks. If you make other collectives on the same communicator between the first
+/// `ready` and `finish`, every rank must make them at the same point. That is possible only if parameters become ready
+/// in the same order on all ranks. Otherwise make them on a separate communicator ([`Communicator::duplicate`]).
 ///
-/// **Errors.** A wrong length or type, and a gradient given twice, are refused by that call, which then has no effect.
-/// Errors in the background are returned by `finish`. After a lost peer, a timeout or a mismatch every later call
-/// returns `Poisoned`: make a new `DataParallel` with the result of [`Communicator::shrink`].
+/// **Errors.** A call that passes a wrong length or type, or the same gradient again, is refused and has no effect.
+/// `finish` returns the errors of calls in the background. After a lost peer, a timeout or a mismatch, every later call
+/// returns `Poisoned`. Then make a new `DataParallel` with the result of [`Communicator::shrink`].
 ///
-/// **Memory.** The buckets hold every gradient once: the bytes of all gradients, from [`Communicator::alloc`]. Hooks
-/// document what they add. The caller's own gradients are copied and can be freed as soon as `ready` returns. A
-/// gradient that is [given](Self::give) lives, in addition to its bucket's own memory, until it is
-/// [taken](Averaged::take) or replaced by the next step's.
+/// **Memory.** The buckets hold every gradient once, in memory from [`Communicator::alloc`]. The documentation of each
+/// hook says how much memory it adds. The caller's own gradients are copied and can be freed as soon as `ready`
+/// returns. A [given](Self::give) gradient occupies memory in addition to its bucket, until it is
+/// [taken](Averaged::take) or the next step's gradient replaces it.
 ///
-/// On one rank a step makes no communicator calls, except for `PreMulSum`, which weights, and the calls of your own
-/// hook.
+/// On one rank, a step makes a communicator call only to apply the weight of a `PreMulSum`, or in your own hook.
 pub struct DataParallel {
     buckets: Buckets,
 }
 
-/// A trainer keeps it with the communicator, and moves both into a thread.
+/// Checks that a trainer can move it into a thread.
 const _: () = {
     const fn sendable<T: Send + 'static>() {}
     sendable::<DataParallel>();
@@ -78,8 +77,9 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// `Mismatch` naming the first parameter or setting in which two ranks differ, `InvalidArgument` for types that
-    /// gradients cannot have, `Unsupported` for an op that is not a sum, and those of [`Communicator::alloc`].
+    /// `Mismatch`, which names the first parameter or setting in which two ranks differ; `InvalidArgument` for types
+    /// that gradients cannot have; `Unsupported` for an op that is not a sum; and the errors of
+    /// [`Communicator::alloc`].
     #[doc(alias = "DistributedDataParallel")]
     pub fn new(comm: &Communicator, parameters: Vec<Parameter>, options: Options) -> Result<Self> {
         let buckets = Buckets::new(comm, "DataParallel::new", parameters, &options, &Place::Host, Ending::Whole)?;
@@ -87,22 +87,22 @@ impl DataParallel {
     }
 
     /// Does the same as [`new`](Self::new), but with the buckets on the stream's device, which must be the
-    /// communicator's. Gradients are copied into them on `stream`, on which the backward pass runs. Reductions run
-    /// beside it on the communicator's stream ([`Device::stream`](collectives::Device::stream), or that of
-    /// [`Communicator::with_stream`]). The buckets' events order the two, so `finish` waits for no device. Use the
-    /// results of [`Averaged`] on `stream`, or order their use by cudarc's events.
+    /// communicator's. Gradients are copied into them on `stream`, on which the backward pass runs. Meanwhile,
+    /// reductions run on the communicator's stream ([`Device::stream`](collectives::Device::stream), or that of
+    /// [`Communicator::with_stream`]). The buckets' events order the two, so `finish` does not wait for the device. Use
+    /// the results of [`Averaged`] on `stream`, or order their use by cudarc's events.
     ///
-    /// Accumulation, norms and clipping are done by the crate's kernels on `stream`. Of the hooks,
-    /// [`Compress`](super::Compress) has its own `on_device`, and [`PowerSgd`](super::PowerSgd) is for host memory.
+    /// Accumulation, norms and clipping are done by the crate's kernels on `stream`. The hook
+    /// [`Compress`](super::Compress) has its own `on_device`; [`PowerSgd`](super::PowerSgd) supports only host memory.
     ///
-    /// The first buckets on a device load those kernels, for which the driver may wait until work already started there
-    /// has ended. So make them while no device call is in progress.
+    /// Making the first buckets on a device loads those kernels. The driver may then wait for work in progress on the
+    /// device. So make the buckets while no device call is in progress.
     ///
     /// # Errors
     ///
-    /// Those of [`new`](Self::new), and errors of the driver: `NoDevice` if a communicator of several ranks has no
-    /// device backend, `InvalidArgument` for a stream of another device, `Cuda`. If one rank fails, all fail, the
-    /// others with an `Io` that names it.
+    /// The errors of [`new`](Self::new); `NoDevice` if a communicator of several ranks has no device backend;
+    /// `InvalidArgument` if the stream is on another device; and `Cuda` if the driver fails. If one rank fails, all
+    /// fail: the others get an `Io` that names the failing rank.
     #[cfg(feature = "cuda")]
     pub fn on_device(
         comm: &Communicator,
@@ -116,13 +116,12 @@ impl DataParallel {
     }
 
     /// Replaces the hooks that average the buckets of type `T`. `make` is called once for each bucket, between two
-    /// steps. The hooks of all ranks must make the same calls. A hook that panics ends the steps, as one that fails
-    /// does.
+    /// steps. The hooks of all ranks must make the same calls. If a hook fails or panics, no further step is possible.
     ///
     /// # Errors
     ///
-    /// Those of `make`, after which all hooks are unchanged; `InvalidArgument` once a gradient of a step was given, and
-    /// `Poisoned` after a step that failed.
+    /// The errors of `make`, which leave all hooks unchanged; `InvalidArgument` if a gradient of the current step was
+    /// already given; and `Poisoned` after a step that failed.
     #[doc(alias = "register_comm_hook")]
     pub fn set_hooks<T: Float>(&mut self, make: impl FnMut(&BucketLayout) -> Result<Box<dyn Hook<T>>>) -> Result<()> {
         self.buckets.set_hooks(make)
@@ -133,18 +132,18 @@ impl DataParallel {
         self.buckets.layouts()
     }
 
-    /// Returns the communicator it was made with.
+    /// Returns the communicator over whose ranks gradients are averaged.
     #[must_use]
     pub fn communicator(&self) -> &Communicator {
         self.buckets.comm()
     }
 
-    /// Copies the root's values of a parameter to every rank, so that all start with the same. Collective. On host and
-    /// device.
+    /// Copies the root's values of a parameter to every rank, so that all ranks start with the same values. `values`
+    /// may be in host or device memory. Collective.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for another length or type than the parameter's, and those of [`Communicator::broadcast`].
+    /// `InvalidArgument` if the length or type is not the parameter's, and the errors of [`Communicator::broadcast`].
     pub fn broadcast<B: BufferMut + ?Sized>(&self, parameter: usize, values: &mut B, root: usize) -> Result<()> {
         self.buckets.broadcast(parameter, values, root)
     }
@@ -154,8 +153,8 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a length or type that is not the parameter's, and if it is ready already; `Poisoned` after
-    /// a step that failed.
+    /// `InvalidArgument` if the length or type is not the parameter's, or if its gradient is already ready; `Poisoned`
+    /// after a step that failed.
     #[doc(alias = "no_sync")]
     pub fn accumulate<B>(&mut self, parameter: usize, gradient: &B) -> Result<()>
     where
@@ -169,8 +168,8 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a length or type that is not the parameter's, and if it was ready already in this step;
-    /// `Poisoned` after a step that failed; those of a hook.
+    /// `InvalidArgument` if the length or type is not the parameter's, or if its gradient is already ready in this
+    /// step; `Poisoned` after a step that failed; and the errors of a hook.
     pub fn ready<B>(&mut self, parameter: usize, gradient: &B) -> Result<()>
     where
         B: Buffer<Element: Float> + ?Sized,
@@ -179,15 +178,15 @@ impl DataParallel {
     }
 
     /// Does the same as [`ready`](Self::ready), but takes ownership of the gradient: a vector, memory from
-    /// [`Communicator::alloc`], a cudarc slice. The buffer becomes the bucket's, without a copy, if three conditions
-    /// hold:
+    /// [`Communicator::alloc`], or a cudarc slice. The gradient's buffer becomes the bucket's, without a copy, if three
+    /// conditions hold:
     ///
-    /// - It is alone in its bucket ([`Options::own_bucket_bytes`]).
-    /// - Nothing was accumulated.
-    /// - A cudarc slice belongs to the same `CudaContext` as the buckets' stream.
+    /// - The gradient is alone in its bucket ([`Options::own_bucket_bytes`]).
+    /// - Nothing was accumulated for it.
+    /// - If it is a cudarc slice, it belongs to the same `CudaContext` as the buckets' stream.
     ///
-    /// Otherwise it is copied and freed. [`Averaged::take`] moves the mean out again. Ranks may differ: one may give
-    /// and another copy.
+    /// Otherwise the gradient is copied and freed. [`Averaged::take`] moves the mean out again. Ranks need not do the
+    /// same: one may give a gradient that another copies.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -208,7 +207,7 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// Those of [`ready`](Self::ready). A gradient that is refused is freed.
+    /// The errors of [`ready`](Self::ready). A gradient that is refused is freed.
     pub fn give<T: Float>(&mut self, parameter: usize, gradient: impl Into<Flat<T>>) -> Result<()> {
         self.buckets.give("give", parameter, gradient.into())
     }
@@ -217,8 +216,8 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` on every rank if one gave no gradient for a parameter ([`Missing`](super::Missing) can change
-    /// that), and those of collectives.
+    /// `InvalidArgument` on every rank if one rank gave no gradient for a parameter ([`Missing`](super::Missing) can
+    /// change that), and the errors of any collective.
     pub fn finish(&mut self) -> Result<Averaged<'_>> {
         self.buckets.finish("finish")?;
         Ok(Averaged { buckets: &mut self.buckets, done: Done::default() })
@@ -243,8 +242,8 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// Those of these two calls, and `InvalidArgument` if the number of gradients is not that of the parameters. If one
-    /// gradient is refused, none is taken, and this rank can call again with others.
+    /// The errors of these two calls, and `InvalidArgument` if there are not as many gradients as parameters. If one
+    /// gradient is refused, none is taken, and this rank can call again with correct ones.
     pub fn average<B>(&mut self, gradients: &mut [B]) -> Result<()>
     where
         B: BufferMut<Element: Float>,
@@ -262,7 +261,7 @@ impl fmt::Debug for DataParallel {
     }
 }
 
-/// The averaged gradients of a step, the same bits on every rank, until the next step begins; see
+/// The averaged gradients of a step, with the same bits on every rank. They last until the next step begins; see
 /// [`DataParallel::finish`].
 pub struct Averaged<'a> {
     buckets: &'a mut Buckets,
@@ -303,15 +302,15 @@ impl Averaged<'_> {
         self.buckets.copy_to("copy_to", parameter, destination)
     }
 
-    /// Moves a parameter's gradient out: the buffer that was [given](DataParallel::give) for it (or the buffer that a
-    /// hook returned instead), else a copy. On a device, allocating a copy waits for the caller's stream, without a
-    /// limit.
+    /// Moves a parameter's gradient out. Returns the buffer that was [given](DataParallel::give) for it, or the buffer
+    /// that a hook returned instead; otherwise a copy. On a device, allocating a copy waits for the caller's stream,
+    /// without a time limit.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if there is no such parameter, or `T` is not its type; on a device `Cuda`. Once a gradient was
-    /// taken, this, [`gradient`](Self::gradient), [`copy_to`](Self::copy_to) and [`norm`](Self::norm) refuse it until
-    /// the next step.
+    /// `InvalidArgument` if there is no such parameter, `T` is not its type, or its gradient was already taken; on a
+    /// device also `Cuda`. After a gradient was taken, [`gradient`](Self::gradient), [`copy_to`](Self::copy_to) and
+    /// [`norm`](Self::norm) return `InvalidArgument` too, until the next step.
     pub fn take<T: Float>(&mut self, parameter: usize) -> Result<Flat<T>> {
         self.buckets.move_out("take", parameter)
     }
@@ -325,22 +324,22 @@ impl Averaged<'_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if a gradient was [taken](Self::take). On a device `Cuda`, and those of the wait: `Timeout`
-    /// after the communicator's, `Poisoned`.
+    /// `InvalidArgument` if a gradient was [taken](Self::take); on a device also `Cuda`, `Timeout` after the
+    /// communicator's timeout, and `Poisoned`.
     pub fn norm(&self) -> Result<f64> {
         self.buckets.check_all_there("norm")?;
         self.buckets.sum_of_squares(|layout| 0..layout.len).map(f64::sqrt)
     }
 
-    /// Scales all gradients so that their [`norm`](Self::norm) is `limit`, if it is larger. Returns the norm before. If
-    /// that is not finite, the gradients stay unchanged: skip the step. Each product is computed in `f64` and rounded
-    /// once.
+    /// Scales all gradients down so that their [`norm`](Self::norm) is `limit`, if it is larger. Returns the norm
+    /// before scaling. If that norm is not finite, the gradients stay unchanged: skip the step. Each product is
+    /// computed in `f64` and rounded once.
     ///
-    /// On a device it waits as [`norm`](Self::norm) does, and queues the products.
+    /// On a device, this waits as [`norm`](Self::norm) does, and queues the multiplications.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a limit that is not a positive number, and those of [`norm`](Self::norm).
+    /// `InvalidArgument` if the limit is not a positive number, and the errors of [`norm`](Self::norm).
     #[doc(alias = "clip_grad_norm_")]
     pub fn clip_norm(&mut self, limit: f64) -> Result<f64> {
         let factor = clipping("clip_norm", limit)?;
@@ -349,11 +348,11 @@ impl Averaged<'_> {
         Ok(norm)
     }
 
-    /// Clips by a norm over more gradients than these, otherwise like [`clip_norm`](Self::clip_norm): scales these so
-    /// that a norm of `norm` becomes `limit`, if it is larger. If `norm` is not finite, they stay unchanged. Makes no
-    /// call: every rank must pass the same bits, so that all ranks compute the same.
+    /// Clips these gradients by a norm that covers other gradients too. If `norm` is larger than `limit`, multiplies
+    /// these gradients by `limit / norm`, as [`clip_norm`](Self::clip_norm) does. If `norm` is not finite, they stay
+    /// unchanged. Makes no collective call: every rank must pass the same bits, so that all ranks compute the same.
     ///
-    /// With tensor parallelism each rank has other parameters than its neighbours, and the norm is that of all:
+    /// With tensor parallelism, ranks have different parameters, and the norm must cover all of them:
     ///
     /// ```
     /// use collectives_train::{DataParallel, Mesh, Options, Parameter};
@@ -367,8 +366,8 @@ impl Averaged<'_> {
     ///     model.ready(0, &[if tp.rank() == 0 { 3.0_f32 } else { 4.0 }; 4])?;
     ///     let mut mean = model.finish()?;
     ///     let mut squares = mean.norm()?.powi(2);
-    ///     tp.all_reduce(&mut squares, ReduceOp::Sum)?; // those of all columns
-    ///     dp.broadcast(&mut squares, 0)?; // the ranks of another tp may have added up in another order
+    ///     tp.all_reduce(&mut squares, ReduceOp::Sum)?; // now those of all columns
+    ///     dp.broadcast(&mut squares, 0)?; // other tp slices may have summed in another order
     ///     mean.clip_to(squares.sqrt(), 1.0)?;
     ///     Ok(mean.gradient::<f32>(0)?[0])
     /// })?;
@@ -376,13 +375,13 @@ impl Averaged<'_> {
     /// # Ok::<(), collectives::Error>(())
     /// ```
     ///
-    /// Parameters that all ranks of `tp` share, such as biases, count once. Keep them in a [`DataParallel`] of their
-    /// own, and add its square after the all-reduce.
+    /// Count parameters that all ranks of `tp` share, such as biases, only once. Keep them in a separate
+    /// [`DataParallel`], and add the square of its norm after the all-reduce.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a limit that is not a positive number, a negative norm, and if a gradient was
-    /// [taken](Self::take). On a device `Cuda`.
+    /// `InvalidArgument` if the limit is not a positive number, the norm is negative, or a gradient was
+    /// [taken](Self::take). On a device also `Cuda`.
     pub fn clip_to(&mut self, norm: f64, limit: f64) -> Result<()> {
         let factor = clipping("clip_to", limit)?;
         check_norm(norm)?;
@@ -396,13 +395,14 @@ impl Averaged<'_> {
         factor.map_or(Ok(()), |factor| self.buckets.scale(|layout| 0..layout.len, factor))
     }
 
-    /// Divides all gradients by a loss's scale. The scaler records whether one is infinite, NaN, or so large that an
-    /// `f64` cannot hold its square. Call it once a step, before [`clip_norm`](Self::clip_norm). Each quotient is
-    /// computed in `f64` and rounded once. On a device it waits as [`norm`](Self::norm) does.
+    /// Divides all gradients by a loss's scale. The scaler records whether a gradient is infinite, NaN, or so large
+    /// that an `f64` cannot hold its square. Call this once a step, before [`clip_norm`](Self::clip_norm). Each
+    /// quotient is computed in `f64` and rounded once. On a device, this waits as [`norm`](Self::norm) does.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if this step's gradients were unscaled or clipped already, and those of [`norm`](Self::norm).
+    /// `InvalidArgument` if this step's gradients were already unscaled or clipped, and the errors of
+    /// [`norm`](Self::norm).
     pub fn unscale(&mut self, scaler: &mut LossScaler) -> Result<()> {
         self.done.check("unscale", Done::Unscaled)?;
         self.buckets.check_all_there("unscale")?;
@@ -411,10 +411,11 @@ impl Averaged<'_> {
     }
 }
 
-/// Returns the factor that scales gradients of a norm down to `limit`; `None` if they stay unchanged.
+/// Returns a function that computes, from a norm, the factor that scales gradients down to `limit`. It returns `None`
+/// if they stay unchanged.
 pub(super) fn clipping(call: &'static str, limit: f64) -> Result<impl Fn(f64) -> Option<f64>> {
     if !(limit > 0.0 && limit.is_finite()) {
-        return Err(Error::argument(call, format!("a limit of {limit}; it must be a positive number")));
+        return Err(Error::argument(call, format!("the limit is {limit}; it must be a positive number")));
     }
     Ok(move |norm: f64| (norm.is_finite() && norm > limit).then_some(limit / norm))
 }
@@ -424,7 +425,7 @@ pub(super) fn clipping(call: &'static str, limit: f64) -> Result<impl Fn(f64) ->
 pub(super) fn check_norm(norm: f64) -> Result<()> {
     match norm < 0.0 {
         false => Ok(()),
-        true => Err(Error::argument("clip_to", format!("a norm of {norm}; it is the root of a sum of squares"))),
+        true => Err(Error::argument("clip_to", format!("the norm is {norm}; it must not be negative"))),
     }
 }
 

@@ -17,18 +17,18 @@ use super::kernels::{Kernels, MOST_PARTIALS};
 use super::parameter::Float;
 use super::tuning::{UNLOAD_PATIENCE, UNLOAD_POLL};
 
-/// Set once such a wait has failed. After that no thread waits again.
+/// Set once a wait for kernels to end has failed. After that, no thread waits for them again.
 static IN_VAIN: AtomicBool = AtomicBool::new(false);
 
-/// The caller's stream, and our kernels on its device. One for all buckets of a model.
+/// The caller's stream, and our kernels on its device. All buckets of a model share one.
 #[derive(Debug)]
 pub(super) struct Workplace {
     stream: Arc<CudaStream>,
-    /// Set once they are needed.
+    /// Set when the kernels are first needed.
     kernels: OnceLock<Arc<Kernels>>,
-    /// Whether one of them was ever queued on the stream.
+    /// Whether a kernel was ever queued on the stream.
     launched: AtomicBool,
-    /// Whether one of them ever became part of a graph, which may be launched after training.
+    /// Whether a kernel ever became part of a graph, which may be launched after training.
     captured: AtomicBool,
 }
 
@@ -58,7 +58,7 @@ impl Workplace {
         }
         // Nothing can be loaded during a capture.
         if is_capturing(&self.stream) {
-            let reason = "the stream is being captured into a graph, and the first training on a device loads kernels: make buckets before";
+            let reason = "the stream is being captured into a graph, but no kernels can be loaded meanwhile: make the buckets before";
             return Err(Error::unsupported("on_device", reason));
         }
         let kernels = Kernels::on(self.stream.context())?;
@@ -75,7 +75,7 @@ impl Workplace {
         Ok(kernels)
     }
 
-    /// Returns whether the work on the stream now ends in time.
+    /// Returns whether the work that is now on the stream ends within [`UNLOAD_PATIENCE`].
     fn is_done_soon(&self) -> bool {
         let Ok(event) = self.stream.record_event(None) else { return false };
         let began = Instant::now();
@@ -103,8 +103,8 @@ impl Drop for Workplace {
     }
 }
 
-/// Returns whether work queued on this stream becomes part of a graph, or would invalidate one. `true` if the driver
-/// gives no answer.
+/// Returns whether work queued on this stream becomes part of a graph, or would invalidate one. Also returns `true` if
+/// the driver gives no answer.
 fn is_capturing(stream: &CudaStream) -> bool {
     // SAFETY: the stream is alive, because we hold a reference to it.
     let status = unsafe { result::stream::is_capturing(stream.cu_stream()) };
@@ -128,24 +128,24 @@ fn is_complete(event: &CudaEvent) -> std::result::Result<bool, DriverError> {
 /// Elements on a device, and their owner's stream.
 #[derive(Debug)]
 pub(super) struct DeviceFlat<T> {
-    // First, because it is dropped before its users may be waited for. The caller may have replaced it with one of
-    // another length and on another device, so every use checks both.
+    // The slice comes first, so that it is dropped before `place`, whose drop may wait for its users. The caller may
+    // have replaced it with a slice of another length or on another device, so every use checks both.
     pub(super) slice: CudaSlice<T>,
     place: Arc<Workplace>,
 }
 
-/// Refuses memory of another context than the stream's.
+/// Refuses memory whose context is not the stream's.
 fn same_context(stream: &CudaStream, context: &Arc<CudaContext>) -> Result<()> {
     if stream.context().cu_ctx() == context.cu_ctx() {
         return Ok(());
     }
     let (own, other) = (stream.context().ordinal(), context.ordinal());
-    Err(Error::argument("train", format!("a buffer of device {other}, or of another context, where the buckets are on device {own}")))
+    Err(Error::argument("train", format!("the buffer is on device {other}, or in another context; the buckets are on device {own}")))
 }
 
 /// Returns the error for elements that a buffer does not have.
 fn outside(range: &Range<usize>, len: usize) -> Error {
-    Error::argument("train", format!("elements {range:?} of a buffer that has {len}"))
+    Error::argument("train", format!("elements {range:?} are outside the buffer, which has {len}"))
 }
 
 impl<T> From<CudaSlice<T>> for DeviceFlat<T> {
@@ -160,13 +160,13 @@ fn aligned<T>(address: u64) -> Result<()> {
         0 => Ok(()),
         _ => Err(Error::argument(
             "train",
-            format!("a gradient at {address:#x}: elements of {} bytes lie at multiples of that", size_of::<T>()),
+            format!("a gradient at {address:#x}: it must be at a multiple of the element size, {} B", size_of::<T>()),
         )),
     }
 }
 
-/// Calls `work` with the address of `memory`, to queue reads of it on the stream. They run after earlier writes, and
-/// before it is written again or freed.
+/// Calls `work` with the address of `memory`, to queue reads of it on the stream. The reads run after earlier writes,
+/// and before the memory is written again or freed.
 fn reading<T>(stream: &CudaStream, memory: DeviceMemory<'_, T>, doing: &str, work: impl FnOnce(u64) -> Result<()>) -> Result<()> {
     same_context(stream, memory.context())?;
     memory.read_on(stream, doing, work)
@@ -175,11 +175,11 @@ fn reading<T>(stream: &CudaStream, memory: DeviceMemory<'_, T>, doing: &str, wor
 impl<T: Float> DeviceFlat<T> {
     /// Allocates `len` zeros.
     pub(super) fn new(place: &Arc<Workplace>, len: usize) -> Result<Self> {
-        // Now, while it can still be every rank's error.
+        // The kernels are loaded now, while a failure can still become every rank's error.
         place.loaded()?;
         let stream = &place.stream;
         let failed = |error| Error::cuda(format!("allocating a bucket of {len} elements"), error);
-        let too_long = || Error::argument("train", format!("a bucket of {len} elements: more than an address space holds"));
+        let too_long = || Error::argument("train", format!("a bucket of {len} elements does not fit into the address space"));
         // A driver need not return memory for zero bytes.
         let bytes = len.checked_mul(size_of::<T>()).ok_or_else(too_long)?.max(1);
         let bytes = stream.alloc_zeros::<u8>(bytes).map_err(failed)?;
@@ -191,13 +191,14 @@ impl<T: Float> DeviceFlat<T> {
         Ok(Self { slice, place: Arc::clone(place) })
     }
 
-    /// Returns whether a slice of the caller can replace this one. cudarc orders only the streams of one context
-    /// object. Two such objects may be the same driver context, but do not order each other's streams.
+    /// Returns whether a slice of the caller can replace this one. cudarc orders only streams of the same context
+    /// object. Two context objects may be the same driver context, but cudarc does not order their streams.
     pub(super) fn can_be(&self, given: &Self) -> bool {
         Arc::ptr_eq(self.place.stream.context(), given.slice.context())
     }
 
-    /// Replaces this one with a slice of the caller, if it [can](Self::can_be). It is used on this one's stream.
+    /// Replaces this slice with one of the caller, if it [can](Self::can_be). The new slice is used on this one's
+    /// stream.
     pub(super) fn replaced_by(&self, given: Self) -> Self {
         Self { slice: given.slice, place: Arc::clone(&self.place) }
     }
@@ -211,8 +212,8 @@ impl<T: Float> DeviceFlat<T> {
         Ok(copy)
     }
 
-    /// Makes the stream wait for other users of a range, and calls `work` with its address, which is of the stream's
-    /// context. Does nothing for an empty range.
+    /// Makes the stream wait for other users of a range, and calls `work` with the range's address, which belongs to
+    /// the stream's context. Does nothing for an empty range.
     fn at(&mut self, range: Range<usize>, work: impl FnOnce(u64, &Workplace) -> Result<()>) -> Result<()> {
         if range.is_empty() {
             return Ok(());
@@ -224,7 +225,7 @@ impl<T: Float> DeviceFlat<T> {
         memory.write_on(&place.stream, "using a bucket", |address| work(address, &place))
     }
 
-    /// Returns the elements in a range, to be read; none for an empty range.
+    /// Returns the elements in a range for reading; `None` for an empty range.
     fn part(&self, range: Range<usize>) -> Result<Option<CudaView<'_, T>>> {
         if range.is_empty() {
             return Ok(None);
@@ -236,7 +237,7 @@ impl<T: Float> DeviceFlat<T> {
         &self.place
     }
 
-    /// Copies a gradient's elements, from its `first` on, into `range`; or adds them to the present ones.
+    /// Copies a gradient's elements, starting with number `first`, into `range`, or adds them to the elements there.
     pub(super) fn put(&mut self, range: Range<usize>, gradient: DeviceMemory<'_, T>, first: usize, add: bool) -> Result<()> {
         let count = range.len();
         self.at(range, |into, place| {
@@ -297,7 +298,8 @@ impl<T: Float> DeviceFlat<T> {
         })
     }
 
-    /// Converts another buffer's elements, from their `first` on: to `f32`, times the weight, to `f32`, to `T`.
+    /// Converts another buffer's elements, starting with number `first`. Each is converted to `f32`, multiplied by the
+    /// weight, rounded to `f32` and then to `T`.
     pub(super) fn convert_part<F: Float>(
         &mut self,
         range: Range<usize>,
@@ -329,7 +331,7 @@ impl<T: Float> DeviceFlat<T> {
             None => sums.insert(DeviceSquares::new(&self.place)?),
         };
         let stream = &self.place.stream;
-        // The numbers of the first buffer, which may be in another context.
+        // The sums belong to the first buffer's context, which may be another one.
         same_context(stream, sums.numbers.context())?;
         reading(stream, memory, "adding up squares", |data| {
             let (partials, _written) = sums.numbers.device_ptr_mut(stream);

@@ -1,9 +1,9 @@
-//! How this crate reports what it could not do. A subscriber of `tracing` is the program's code, and its panics end
-//! nothing here.
+//! Reports warnings to `tracing`. A subscriber of `tracing` is the program's code; a panic in it does not end this
+//! crate's work.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Calls a subscriber. Must be called without a lock, because the subscriber may call this crate.
+/// Calls a subscriber. Must be called without holding a lock, because the subscriber may call this crate.
 pub(crate) fn tell(telling: impl FnOnce()) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(telling)) {
         // The panic's payload may be a type of the program, whose drop is the program's code again.

@@ -17,7 +17,7 @@ use collectives::{Buffer, BufferMut};
 use collectives::{Communicator, SharedBuffer, Work};
 use collectives::{Error, Result};
 
-/// The memory in which buckets are.
+/// The memory that holds the buckets.
 #[derive(Debug, Clone)]
 pub(super) enum Place {
     Host,
@@ -54,10 +54,10 @@ impl Place {
     }
 }
 
-/// The gradients of one bucket, contiguous; a buffer that every collective accepts.
+/// The gradients of one bucket, in contiguous memory. Every collective accepts it as a buffer.
 ///
-/// Can also be made of a vector, of memory from [`Communicator::alloc`], or of a cudarc slice. [`DataParallel::give`]
-/// takes it and [`Averaged::take`] returns it.
+/// It can also be made from a vector, from memory of [`Communicator::alloc`], or from a cudarc slice.
+/// [`DataParallel::give`] takes one, and [`Averaged::take`] returns one.
 ///
 /// [`DataParallel::give`]: super::DataParallel::give
 /// [`Averaged::take`]: super::Averaged::take
@@ -75,10 +75,10 @@ enum Elements<T: Float> {
 #[cfg(feature = "cuda")]
 fn on_device() -> Error {
     let reason = "use device slices (`Flat::device`, `device_gradient`, `device_values`, `device_parameter`), or copy them with `copy_to`";
-    Error::unsupported("elements on a device as a slice of the host's", reason)
+    Error::unsupported("a host slice of elements on a device", reason)
 }
 
-/// Allocates `len` zeros in memory of this process alone.
+/// Allocates `len` zeros in memory that only this process uses.
 fn zeros<T: Float>(len: usize) -> Result<Vec<T>> {
     let mut zeros = Vec::new();
     let refused = |error| Error::io(format!("allocating {len} elements"), std::io::Error::other(error));
@@ -87,13 +87,13 @@ fn zeros<T: Float>(len: usize) -> Result<Vec<T>> {
     Ok(zeros)
 }
 
-/// Returns the error for a buffer in another place than the buckets, which are in host memory or on a device.
+/// Returns the error for a buffer in host memory if the buckets are on a device, or the reverse.
 fn elsewhere(are_in_host_memory: bool) -> Error {
     let (here, there) = if are_in_host_memory { ("in host memory", "on a device") } else { ("on a device", "in host memory") };
-    Error::argument("train", format!("a buffer {there}, where the buckets are {here}"))
+    Error::argument("train", format!("the buffer is {there}, but the buckets are {here}"))
 }
 
-/// Refuses a stream of another context than that of the communicator's device. A single rank needs no device backend.
+/// Refuses a stream whose context is not that of the communicator's device. A single rank needs no device backend.
 #[cfg(feature = "cuda")]
 fn reachable(comm: &Communicator, stream: &CudaStream) -> Result<()> {
     const CALL: &str = "on_device";
@@ -106,7 +106,7 @@ fn reachable(comm: &Communicator, stream: &CudaStream) -> Result<()> {
         return Ok(());
     }
     let (own, other) = (device.ordinal(), stream.context().ordinal());
-    Err(Error::argument(CALL, format!("a stream of device {other}, or of another context, where the communicator has device {own}")))
+    Err(Error::argument(CALL, format!("the stream is on device {other}, or in another context; the communicator is on device {own}")))
 }
 
 impl<T: Float> Flat<T> {
@@ -114,7 +114,7 @@ impl<T: Float> Flat<T> {
     ///
     /// # Errors
     ///
-    /// Those of [`Communicator::alloc`].
+    /// The errors of [`Communicator::alloc`].
     pub fn new(comm: &Communicator, len: usize) -> Result<Self> {
         comm.alloc(len).map(Self::from)
     }
@@ -123,8 +123,8 @@ impl<T: Float> Flat<T> {
     ///
     /// # Errors
     ///
-    /// `NoDevice` if the communicator has none, `InvalidArgument` for a stream of another device or context than the
-    /// communicator's, and `Cuda`.
+    /// `NoDevice` if the communicator has no device, `InvalidArgument` if the stream is on another device or in another
+    /// context, and `Cuda`.
     #[cfg(feature = "cuda")]
     pub fn on_device(comm: &Communicator, stream: &Arc<CudaStream>, len: usize) -> Result<Self> {
         Self::in_place(comm, &Place::on_device(stream), len)
@@ -162,11 +162,11 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Returns its elements, to be written.
+    /// Returns its elements for writing.
     ///
     /// # Errors
     ///
-    /// As for [`host`](Self::host).
+    /// The errors of [`host`](Self::host).
     pub fn host_mut(&mut self) -> Result<&mut [T]> {
         match &mut self.0 {
             Elements::Host(buffer) => Ok(buffer),
@@ -185,8 +185,8 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Returns its elements, to be written, if they are on a device. A slice that replaces this one is used on the same
-    /// stream. If it belongs to another context, its use is refused with `InvalidArgument`.
+    /// Returns its elements for writing, if they are on a device. You may replace the slice: the new one is used on the
+    /// same stream. If the new slice belongs to another context, its use is refused with `InvalidArgument`.
     #[cfg(feature = "cuda")]
     pub fn device_mut(&mut self) -> Option<&mut CudaSlice<T>> {
         match &mut self.0 {
@@ -195,11 +195,11 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Returns its elements as a vector: the one that was given, or a copy.
+    /// Returns its elements as a vector: the vector that was given, or a copy.
     ///
     /// # Errors
     ///
-    /// As for [`host`](Self::host).
+    /// The errors of [`host`](Self::host).
     pub fn into_vec(self) -> Result<Vec<T>> {
         match self.0 {
             Elements::Host(buffer) => Ok(buffer.into_vec()),
@@ -270,8 +270,8 @@ impl<T: Float> Flat<T> {
         self.place().check_reach(gradient)
     }
 
-    /// Copies elements into `range`, from the `first` of those given on, or adds them to the present ones. The range is
-    /// inside, and enough are given (checked by the caller).
+    /// Copies the given elements, starting with number `first`, into `range`, or adds them to the elements there. The
+    /// range is inside the buffer, and enough elements are given (checked by the caller).
     pub(super) fn put(&mut self, range: Range<usize>, given: Memory<'_, T>, first: usize, add: bool) -> Result<()> {
         match (&mut self.0, given) {
             (Elements::Host(buffer), Memory::Host(given)) => {
@@ -288,7 +288,8 @@ impl<T: Float> Flat<T> {
         Ok(())
     }
 
-    /// Copies a gradient out. `range` is inside, and the destination has the same length (checked by the caller).
+    /// Copies a gradient out. `range` is inside the buffer, and the destination has the same length (checked by the
+    /// caller).
     pub(super) fn copy_to(&self, range: Range<usize>, destination: MemoryMut<'_, T>) -> Result<()> {
         match (&self.0, destination) {
             (Elements::Host(buffer), MemoryMut::Host(destination)) => destination.into_slice().copy_from_slice(&buffer[range]),
@@ -309,8 +310,8 @@ impl<T: Float> Flat<T> {
         Ok(())
     }
 
-    /// Starts an all-reduce of it. On a single rank it only weights the elements. On a device the call is queued, and
-    /// the elements' own events record its end.
+    /// Starts an all-reduce of the buffer. On a single rank, this only multiplies the elements by the weight, if there
+    /// is one. On a device the call is queued, and the slice's own events record its end.
     pub(super) fn all_reduce(mut self, comm: &Communicator, op: ReduceOp) -> Result<Pending<Self>> {
         if self.memory().is_empty() || comm.world_size() == 1 && !matches!(op, ReduceOp::PreMulSum(_)) {
             return Ok(Pending::Ended(self));
@@ -322,7 +323,7 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Starts a reduce-scatter of it: the result is this rank's share, in place. Otherwise like
+    /// Starts a reduce-scatter of the buffer. The result is this rank's share, in place. Otherwise like
     /// [`all_reduce`](Self::all_reduce).
     pub(super) fn reduce_scatter(mut self, comm: &Communicator, op: ReduceOp) -> Result<Pending<Self>> {
         if self.memory().is_empty() || comm.world_size() == 1 && !matches!(op, ReduceOp::PreMulSum(_)) {
@@ -335,7 +336,7 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Starts to gather every rank's share of it, in the same way as [`all_reduce`](Self::all_reduce).
+    /// Starts to gather every rank's share into the buffer, in the same way as [`all_reduce`](Self::all_reduce).
     pub(super) fn all_gather(mut self, comm: &Communicator) -> Result<Pending<Self>> {
         if comm.world_size() == 1 || self.memory().is_empty() {
             return Ok(Pending::Ended(self));
@@ -347,9 +348,9 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Converts another buffer's elements, of the same number and place, into this one. Each is converted to `f32`,
-    /// multiplied by the weight, rounded to `f32` and then to `T`. On a device this is queued on this buffer's stream,
-    /// and gives the same bits as on the host, except for NaNs.
+    /// Converts the elements of another buffer, with the same length and place, into this one. Each is converted to
+    /// `f32`, multiplied by the weight, rounded to `f32` and then to `T`. On a device this is queued on this buffer's
+    /// stream, and gives the same bits as on the host, except for NaNs.
     ///
     /// # Errors
     ///
@@ -357,13 +358,13 @@ impl<T: Float> Flat<T> {
     pub fn convert_from<F: Float>(&mut self, from: &Flat<F>, weight: f64) -> Result<()> {
         let (len, given) = (self.memory().len(), from.memory().len());
         if len != given {
-            return Err(Error::argument("convert_from", format!("{given} elements for a buffer of {len}")));
+            return Err(Error::argument("convert_from", format!("{given} elements were passed for a buffer of {len}")));
         }
         self.convert_part(0..len, from.memory(), 0, weight)
     }
 
-    /// Does the same as [`convert_from`](Self::convert_from), but into `range`, from the `first` of those given on. The
-    /// range is inside, and enough are given (checked by the caller).
+    /// Does the same as [`convert_from`](Self::convert_from), but into `range`, and starting with number `first` of the
+    /// given elements. The range is inside the buffer, and enough elements are given (checked by the caller).
     pub(super) fn convert_part<F: Float>(&mut self, range: Range<usize>, given: Memory<'_, F>, first: usize, weight: f64) -> Result<()> {
         match (&mut self.0, given) {
             (Elements::Host(into), Memory::Host(from)) => {
@@ -425,7 +426,7 @@ impl<T: Float> From<CudaSlice<T>> for Flat<T> {
     }
 }
 
-#[expect(unsafe_code, reason = "whoever is a buffer promises that its memory stays")]
+#[expect(unsafe_code, reason = "an implementor of a buffer trait promises that its memory stays")]
 // SAFETY: it always returns its one buffer.
 unsafe impl<T: Float> StableMemory for Flat<T> {}
 
@@ -464,7 +465,7 @@ pub(super) enum Pending<B> {
 }
 
 impl<B: Send + 'static> Pending<B> {
-    /// Waits for its end.
+    /// Waits for the call to end.
     pub(super) fn wait(&mut self) -> Result<B> {
         match std::mem::take(self) {
             Self::Going(work) => work.wait(),
@@ -476,5 +477,5 @@ impl<B: Send + 'static> Pending<B> {
 
 /// Returns the error for a hook that was advanced before it was started.
 pub(super) fn not_started() -> Error {
-    Error::argument("advance", "nothing was started: a hook's start comes before its advance")
+    Error::argument("advance", "nothing was started: call start before advance")
 }

@@ -7,32 +7,32 @@ use collectives::Communicator;
 use collectives::ReduceOp;
 use collectives::{Error, Result};
 
-/// Averages one bucket's gradients. Each bucket has its own hook, so state that a hook keeps between steps is its
-/// bucket's.
+/// Averages one bucket's gradients. Each bucket has its own hook, so the state that a hook keeps between steps belongs
+/// to its bucket.
 ///
 /// Every rank must make the same calls on `comm` in the same order, and calls should run in the background. So
 /// [`start`](Hook::start) is called in the order of the buckets, as they are filled. Once every bucket has been
 /// started, [`advance`](Hook::advance) is called for one bucket after the other, round after round, until each is done.
-/// A hook with several calls waits for one of them each time and starts the next. Neither function is called for an
-/// empty bucket.
+/// A hook with several calls waits for one of them in each round, and starts the next. Neither function is called for
+/// an empty bucket.
 ///
 /// If buckets are on a device, calls on `comm` are queued on its stream. A hook does its own work on the stream of the
-/// slice ([`Flat::device_mut`]), which is the caller's. cudarc's events order the two, so neither function needs to
-/// wait for the device.
+/// slice ([`Flat::device_mut`]), which is the caller's stream. cudarc's events order the two, so neither function needs
+/// to wait for the device.
 pub trait Hook<T: Float>: Send {
     /// Takes this rank's gradients and starts the first call.
     ///
     /// # Errors
     ///
-    /// The step fails, and no other can follow.
+    /// After an error, the step fails, and no other step can follow.
     fn start(&mut self, comm: &Communicator, gradients: Flat<T>) -> Result<()>;
 
     /// Waits for the call that was started last. Then starts the next one, or returns the averaged gradients, in the
-    /// buffer that was taken or in one of the same length.
+    /// buffer that `start` took or in another one of the same length.
     ///
     /// # Errors
     ///
-    /// As for [`start`](Hook::start).
+    /// After an error, the step fails, and no other step can follow.
     fn advance(&mut self, comm: &Communicator) -> Result<Progress<T>>;
 }
 
@@ -45,8 +45,8 @@ pub enum Progress<T: Float> {
     Done(Flat<T>),
 }
 
-/// Returns the factor of each rank's gradients in the sum. `Unsupported` for ops that are not sums: their results are
-/// not gradients.
+/// Returns the factor by which each rank's gradients are multiplied in the sum. Returns `Unsupported` for ops that are
+/// not sums, because their results are not gradients.
 pub(super) fn weight(op: ReduceOp, world_size: usize) -> Result<f64> {
     match op {
         ReduceOp::Avg => Ok(1.0 / world_size as f64),
@@ -118,11 +118,11 @@ impl<T: Float> Hook<T> for ReduceScatter<T> {
 /// - at most that again for each partial sum that is sent,
 /// - 2⁻²³ for the roundings to `f32`. So a `Compress<f64, f64>` has the precision and range of `f32`.
 ///
-/// Small numbers are rounded to multiples of `C`'s smallest number: in `f16` to multiples of 6·10⁻⁸ below 6·10⁻⁵, in
-/// `bf16` of 9·10⁻⁴¹ below 10⁻³⁸. Up to half of that becomes zero. In `f16`, values that round beyond 65504 become
-/// infinite.
+/// Numbers below `C`'s normal range are rounded to multiples of its smallest number. That is 6·10⁻⁸ in `f16`, for
+/// numbers below 6·10⁻⁵, and 9·10⁻⁴¹ in `bf16`, for numbers below 10⁻³⁸. A value of at most half the smallest number
+/// becomes zero. In `f16`, values that round beyond 65504 become infinite.
 ///
-/// Costs a buffer of as many `C`s for each bucket.
+/// For each bucket, it needs another buffer, with as many `C`s as the bucket has elements.
 ///
 /// ```
 /// # use collectives::{Communicator, ReduceOp, bf16};
@@ -140,7 +140,7 @@ impl<T: Float> Hook<T> for ReduceScatter<T> {
 #[derive(Debug)]
 pub struct Compress<T: Float, C: Float> {
     weight: f64,
-    /// The bucket, except while its gradients are in the narrow buffer.
+    /// The bucket's buffer, while its gradients are in the narrow buffer.
     wide: Option<Flat<T>>,
     /// The buffer to send, except while a call has it.
     narrow: Option<Flat<C>>,
@@ -152,18 +152,18 @@ impl<T: Float, C: Float> Compress<T, C> {
     ///
     /// # Errors
     ///
-    /// `Unsupported` for an op that is not a sum, and those of [`Communicator::alloc`].
+    /// `Unsupported` for an op that is not a sum, and the errors of [`Communicator::alloc`].
     pub fn new(comm: &Communicator, layout: &BucketLayout, op: ReduceOp) -> Result<Self> {
         Self::in_place(comm, &Place::Host, layout, op)
     }
 
-    /// Creates the hook for one bucket of a [`DataParallel::on_device`](super::DataParallel::on_device), with its
+    /// Creates the hook for one bucket of a [`DataParallel::on_device`](super::DataParallel::on_device), with the same
     /// stream. The crate's kernels convert on that stream, and give the same bits as on the host, except for NaNs. NCCL
     /// decides how the sums are rounded. Not collective.
     ///
     /// # Errors
     ///
-    /// `Unsupported` for an op that is not a sum, and those of [`Flat::on_device`].
+    /// `Unsupported` for an op that is not a sum, and the errors of [`Flat::on_device`].
     #[cfg(feature = "cuda")]
     pub fn on_device(
         comm: &Communicator,

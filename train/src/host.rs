@@ -71,7 +71,7 @@ pub(super) fn convert<F: Float, T: Float>(from: &[F], into: &mut [T], weight: f6
     }
 }
 
-/// A running sum of squares, in an order that depends only on the elements' numbers.
+/// A running sum of squares. The order of summation depends only on the elements' positions.
 #[derive(Debug, Default)]
 pub(super) struct Squares {
     host: f64,

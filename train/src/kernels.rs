@@ -1,5 +1,5 @@
-//! Our kernels on one device: addition, weighting and conversion of gradients, and sums of their squares. Loaded once
-//! for all users of the device.
+//! Our kernels on one device: addition, weighting and conversion of gradients, and sums of their squares. They are
+//! loaded once for all users of the device.
 
 #![expect(unsafe_code, reason = "kernels take addresses")]
 
@@ -11,12 +11,12 @@ use cudarc::nvrtc::Ptx;
 
 use crate::tuning::{BLOCKS_PER_MULTIPROCESSOR, CHUNKS_PER_THREAD};
 
-/// The images for devices from 7.0 and from 8.0 on.
+/// The images for devices of compute capability 7.0 and higher, and 8.0 and higher.
 const SM70: &str = include_str!(concat!(env!("COLLECTIVES_KERNELS"), "/train_sm70.ptx"));
 const SM80: &str = include_str!(concat!(env!("COLLECTIVES_KERNELS"), "/train_sm80.ptx"));
 
-/// The most partial sums of squares. These are enough blocks for any device, and the limit is the same on all, so that
-/// equal elements have equal sums.
+/// The most partial sums of squares, one for each block. That many blocks are enough for any device. The limit is the
+/// same on all devices, so that equal elements have equal sums.
 pub(crate) const MOST_PARTIALS: usize = 4096;
 
 /// Threads in a block, as every kernel expects.
@@ -31,8 +31,8 @@ const TYPES: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::Bf16];
 /// A kernel for each of the [`TYPES`].
 type Each<F = CudaFunction> = [F; TYPES.len()];
 
-/// The kernels of one device. The user of a launched kernel holds them until it has run, or leaks them if that is
-/// unknown.
+/// The kernels of one device. The user of a launched kernel holds them until it has run, or leaks them if it cannot
+/// know that.
 #[derive(Debug)]
 pub(crate) struct Kernels {
     accumulate: Each,
@@ -44,7 +44,7 @@ pub(crate) struct Kernels {
     most_blocks: u32,
 }
 
-/// The kernels of each context that are in use.
+/// The kernels that are in use, for each context.
 static LOADED: Mutex<Vec<(usize, Weak<Kernels>)>> = Mutex::new(Vec::new());
 
 /// Returns the image for a device of this compute capability.
@@ -52,8 +52,8 @@ fn image(capability: (i32, i32)) -> &'static str {
     if capability >= (8, 0) { SM80 } else { SM70 }
 }
 
-/// Looks up a kernel, and forces the driver to load it by asking for an attribute. Otherwise the driver may defer that
-/// to the first launch, which could then wait for a kernel that waits for us.
+/// Looks up a kernel, and forces the driver to load it by asking for an attribute. Otherwise the driver may defer the
+/// loading to the first launch, which could then wait for a kernel that waits for us.
 fn find(module: &Arc<CudaModule>, name: &str) -> Result<CudaFunction> {
     let failed = |error| Error::cuda(format!("looking up the kernel {name:?}"), error);
     let function = module.load_function(name).map_err(failed)?;
@@ -79,7 +79,7 @@ fn grid(blocks: u32) -> LaunchConfig {
 }
 
 fn refused(what: &str) -> impl Fn(DriverError) -> Error {
-    move |error| Error::cuda(format!("launching the kernel of {what}"), error)
+    move |error| Error::cuda(format!("launching the kernel for {what}"), error)
 }
 
 impl Kernels {
@@ -90,7 +90,7 @@ impl Kernels {
     ///
     /// `NoDevice` for a driver that lacks a function used here, `Cuda` if it refuses the image.
     pub(crate) fn on(context: &Arc<CudaContext>) -> Result<Arc<Self>> {
-        // Live contexts have distinct addresses, and kernels keep theirs alive.
+        // Live contexts have distinct addresses, and kernels keep their context alive.
         let key = context.cu_ctx() as usize;
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         loaded.retain(|(_, kernels)| kernels.strong_count() != 0);
@@ -132,8 +132,8 @@ impl Kernels {
     ///
     /// # Safety
     ///
-    /// Both are `count` elements of this type, disjoint, in memory of the stream's device until the stream has passed
-    /// the call. These kernels stay loaded for as long. The same holds for all functions here.
+    /// `into` and `from` are `count` elements of this type each, disjoint, in memory of the stream's device until the
+    /// stream has passed the call. These kernels stay loaded until then. The latter holds for all functions here.
     pub(crate) unsafe fn accumulate(&self, dtype: DType, into: u64, from: u64, count: u64, stream: &CudaStream) -> Result<()> {
         let what = "a sum of gradients";
         let mut launch = stream.launch_builder(of(&self.accumulate, dtype, what)?);
@@ -159,8 +159,8 @@ impl Kernels {
     ///
     /// # Safety
     ///
-    /// Both are `count` elements of their types, disjoint, in memory of the stream's device until the stream has passed
-    /// the call.
+    /// `source` and `destination` are `count` elements of their types, disjoint, in memory of the stream's device until
+    /// the stream has passed the call.
     pub(crate) unsafe fn convert(
         &self,
         (from, source): (DType, u64),
@@ -177,7 +177,7 @@ impl Kernels {
         unsafe { launch.launch(self.grid_for(bytes)) }.map(drop).map_err(refused(what))
     }
 
-    /// Adds the squares of elements to a total. The order depends only on their type and number.
+    /// Adds the squares of elements to a total. The order of summation depends only on the elements' type and number.
     ///
     /// # Safety
     ///

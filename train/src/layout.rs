@@ -1,4 +1,4 @@
-//! How gradients are put into buckets: which parameters share one, and their places in it. Pure.
+//! Decides which parameters share a bucket, and the places of their gradients in it. Pure.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,8 +10,8 @@ use collectives::DType;
 use collectives::ReduceOp;
 use collectives::{Error, Result};
 
-/// How gradients are put into buckets and averaged. Every rank must use the same, except for the weight of a
-/// `PreMulSum`.
+/// Options for how gradients are put into buckets and averaged. Every rank must use the same ones, except for the
+/// weight of a `PreMulSum`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
     /// The most bytes of the first bucket of an element type. Small, so that the first reduction starts early. Default:
@@ -19,25 +19,26 @@ pub struct Options {
     pub first_bucket_bytes: usize,
     /// The most bytes of every other bucket. A larger parameter has its own bucket. Default: 25 MiB.
     pub bucket_bytes: usize,
-    /// The size in bytes from which a parameter has its own bucket. Its reduction starts as soon as it comes, and it is
-    /// not copied if it is [given](super::DataParallel::give). `None`: 256 KiB in host memory, and no limit on devices,
-    /// where every launch has a cost. Default: `None`.
+    /// The size in bytes from which a parameter has its own bucket. The reduction of such a parameter's gradient starts
+    /// as soon as the gradient arrives, and a [given](super::DataParallel::give) gradient is not copied. `None` means
+    /// 256 KiB in host memory. On devices, where every launch has a cost, it means that there is no such size. Default:
+    /// `None`.
     pub own_bucket_bytes: Option<usize>,
     /// How the ranks' gradients are combined: `Avg`, `Sum`, or `PreMulSum` with this rank's weight, for example its
     /// share of the samples of the whole batch. Your own hook may ignore it. Default: `Avg`.
     pub op: ReduceOp,
-    /// What happens to parameters without a gradient in a step. Default: `Refused`.
+    /// How a step treats parameters without a gradient. Default: `Refused`.
     pub missing: Missing,
 }
 
-/// What happens to parameters without a gradient on a rank in a step.
+/// How a step treats parameters that have no gradient on a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Missing {
-    /// The step fails on every rank with an error that names the rank and the parameter, and the next one can follow.
-    /// Costs one more all-reduce of one number per step, beside the buckets.
+    /// The step fails on every rank with an error that names the rank and the parameter. Another step can follow. This
+    /// costs one more all-reduce of one number per step, beside the buckets.
     #[default]
     Refused,
-    /// They count as zeros on this rank, plus what was accumulated of them in this step.
+    /// Their gradients count as zeros on this rank, plus what was accumulated in this step.
     Zeros,
 }
 
@@ -107,15 +108,15 @@ pub struct BucketLayout {
     pub index: usize,
     /// The type of its elements.
     pub dtype: DType,
-    /// Its gradients, contiguous, the last listed parameter first. In a unit of [`FullySharded`](super::FullySharded)
-    /// the first listed is first.
+    /// Its gradients, contiguous, in the reverse order of the list of parameters. In a unit of
+    /// [`FullySharded`](super::FullySharded) they are in the order of the list.
     pub slots: Vec<Slot>,
     /// The number of its elements, including padding to a multiple after the last gradient.
     pub len: usize,
 }
 
-/// The limits on the bytes of buckets: of the first of each element type, and of the others; and the size from which a
-/// parameter is alone.
+/// Limits in bytes: the size of the first bucket of each element type, the size of the others, and the size from which
+/// a parameter is alone in its bucket.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Caps {
     pub(super) first: usize,
@@ -123,8 +124,8 @@ pub(super) struct Caps {
     pub(super) own: usize,
 }
 
-/// Walks the parameters from the last to the first, in the order of a backward pass, and fills buckets. Parameters with
-/// their own bucket are skipped in this. Buckets are ordered by when the walk leaves them. Lengths are rounded up to
+/// Walks the parameters from the last to the first, in the order of a backward pass, and fills buckets. The walk skips
+/// parameters that have their own bucket. Buckets are in the order in which they become full. Lengths are rounded up to
 /// `multiple`.
 pub(super) fn plan(parameters: &[Parameter], caps: Caps, multiple: usize) -> Result<Vec<BucketLayout>> {
     let mut open: BTreeMap<u8, Vec<Slot>> = BTreeMap::new();
@@ -176,25 +177,25 @@ pub(super) fn unit(index: usize, parameters: &[Parameter], multiple: usize) -> R
     for (number, parameter) in parameters.iter().enumerate() {
         let refused = |reason: &str| Error::argument("train", format!("unit {index}, parameter {number} {parameter}: {reason}"));
         if parameter.dtype != dtype {
-            return Err(refused(&format!("the unit's first parameter is of {dtype}, and a unit is of one type")));
+            return Err(refused(&format!("the unit's first parameter is {dtype}, and all parameters of a unit must have one type")));
         }
         let range = end..end.saturating_add(checked_len(number, parameter)?);
         end = range.end;
         if end > isize::MAX as usize / dtype.size_bytes() - multiple {
-            return Err(refused("with those before it more elements than an address space holds"));
+            return Err(refused("together with the parameters before it, it does not fit into the address space"));
         }
         slots.push(Slot { parameter: number, shape: parameter.shape.clone(), range });
     }
     Ok(BucketLayout { index, dtype, slots, len: end.next_multiple_of(multiple) })
 }
 
-/// Returns a parameter's length, if gradients can have its type and it fits in an address space.
+/// Returns a parameter's length, if gradients can have its type and it fits into the address space.
 fn checked_len(index: usize, parameter: &Parameter) -> Result<usize> {
     let refused = |reason: &str| Error::argument("train", format!("parameter {index} {parameter}: {reason}"));
     if !is_float(parameter.dtype) {
-        return Err(refused("gradients are f32, f64, f16 or bf16"));
+        return Err(refused("gradients must be f32, f64, f16 or bf16"));
     }
-    parameter.len().ok_or_else(|| refused("more elements than an address space holds"))
+    parameter.len().ok_or_else(|| refused("it has more elements than fit into the address space"))
 }
 
 #[cfg(test)]
@@ -241,7 +242,7 @@ mod tests {
         assert_eq!(unit(0, &[], 4).unwrap().len, 0);
         let mixed = [Parameter::new::<f32>("a", &[1]), Parameter::new::<f64>("b", &[1])];
         let huge = [Parameter::new::<f32>("a", &[isize::MAX as usize / 4]), Parameter::new::<f32>("b", &[1])];
-        for (parameters, word) in [(mixed, "of one type"), (huge, "address space")] {
+        for (parameters, word) in [(mixed, "must have one type"), (huge, "address space")] {
             let error = unit(1, &parameters, 2).unwrap_err().to_string();
             assert!(error.contains(word) && error.contains("unit 1"), "{error}");
         }
@@ -251,7 +252,7 @@ mod tests {
     fn what_no_gradient_can_be_is_refused() {
         let huge = Parameter::new::<f32>("huge", &[usize::MAX, 2]);
         let whole = Parameter { name: "count".to_owned(), shape: vec![1], dtype: DType::I32 };
-        for (parameter, word) in [(huge, "address space"), (whole, "gradients are")] {
+        for (parameter, word) in [(huge, "address space"), (whole, "gradients must be")] {
             let error = plan(&[parameter], Caps { first: 1, others: 1, own: 1 }, 1).unwrap_err().to_string();
             assert!(error.contains(word), "{error}");
         }

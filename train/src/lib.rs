@@ -1,13 +1,13 @@
 //! Training on many ranks: gradients averaged in buckets during the backward pass.
 //!
-//! [`DataParallel`] does for a training loop what torch's `DistributedDataParallel` does: parameters that are the same
-//! everywhere at the start, gradients that are averaged in large pieces and in the background, and errors if ranks or
-//! steps do not match. It depends on no tensor crate: gradients are slices (or any [`Buffer`](collectives::Buffer)),
-//! passed one by one or all at once. With the feature `checkpoint`, the module `checkpoint` saves and loads, with any
-//! number of ranks.
+//! [`DataParallel`] does for a training loop what torch's `DistributedDataParallel` does. It gives all ranks the same
+//! initial parameters, averages gradients in large pieces in the background, and reports ranks or steps that do not
+//! match. This crate depends on no tensor crate: gradients are slices (or any [`Buffer`](collectives::Buffer)), passed
+//! one by one or all at once. With the feature `checkpoint`, the module `checkpoint` saves models, and loads them with
+//! any number of ranks.
 //!
-//! It uses only the public interface of the crate `collectives`, whose [`Communicator`](collectives::Communicator) it
-//! takes.
+//! This crate uses only the public interface of the crate `collectives`. Its functions take a
+//! [`Communicator`](collectives::Communicator).
 //!
 //! # Features
 //!
@@ -68,7 +68,7 @@ pub use sampler::{Sampler, Samples, UnevenEnd};
 pub use shard::Shard;
 pub use sharded::{ShardedOptimizer, Shards, Updated};
 
-/// The guide's code, so that `cargo test --doc` compiles it and runs what needs no launcher and no GPU.
+/// The guide, so that `cargo test --doc` compiles its code and runs the code that needs no launcher and no GPU.
 #[cfg(doctest)]
 mod guide {
     macro_rules! pages {

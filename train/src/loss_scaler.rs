@@ -1,20 +1,20 @@
-//! Scales losses so that gradients of `f16` do not become zero, and skips steps in which some became infinite.
+//! Scales losses so that gradients of `f16` do not become zero, and skips steps in which a gradient became infinite.
 
 use super::parameter::Float;
 use collectives::Communicator;
 use collectives::ReduceOp;
 use collectives::{Error, Result};
 
-/// When a scale changes, and by which factors.
+/// Options for when the scale changes, and by which factors.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LossScalerOptions {
-    /// The first scale: 65,536.
+    /// The first scale. Default: 65,536.
     pub initial_scale: f32,
-    /// The factor after `growth_interval` good steps: 2.
+    /// The factor by which the scale grows after `growth_interval` good steps. Default: 2.
     pub growth_factor: f32,
-    /// The factor after a step that overflowed: 0.5.
+    /// The factor by which the scale falls after a step that overflowed. Default: 0.5.
     pub backoff_factor: f32,
-    /// The number of consecutive good steps before the scale grows: 2000.
+    /// The number of consecutive good steps before the scale grows. Default: 2000.
     pub growth_interval: u32,
 }
 
@@ -29,7 +29,7 @@ impl Default for LossScalerOptions {
 pub struct LossScalerState {
     /// The scale.
     pub scale: f32,
-    /// The number of good steps since it changed.
+    /// The number of good steps since the scale changed.
     pub good_steps: u32,
 }
 
@@ -52,7 +52,7 @@ pub struct LossScalerState {
 ///     let mut gradients = [3.0 * scaler.scale(), if comm.rank() == 1 { f32::INFINITY } else { 1.0 }];
 ///     scaler.unscale(&mut gradients);
 ///     assert_eq!(gradients[0], 3.0);
-///     assert!(!scaler.update(comm)?, "rank 1's overflow is everybody's: the step is left out");
+///     assert!(!scaler.update(comm)?, "after an overflow on rank 1, all ranks skip the step");
 ///     Ok(scaler.scale())
 /// })?;
 /// assert_eq!(scales, [32_768.0; 2]);
@@ -78,22 +78,22 @@ impl LossScaler {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a scale that is not a positive number, a growth factor that is not above 1, a backoff
-    /// factor that is not between 0 and 1, and an interval of 0.
+    /// `InvalidArgument` unless the scale is a positive number, the growth factor is above 1, the backoff factor is
+    /// between 0 and 1, and the interval is not 0.
     pub fn new(options: LossScalerOptions) -> Result<Self> {
         let LossScalerOptions { initial_scale, growth_factor, backoff_factor, growth_interval } = options;
         let refused = |reason: String| Err(Error::argument("LossScaler::new", reason));
         if !(initial_scale.is_normal() && initial_scale > 0.0) {
-            return refused(format!("the initial scale is {initial_scale}, and not a positive number"));
+            return refused(format!("the initial scale is {initial_scale}; it must be a positive number"));
         }
         if !(growth_factor.is_finite() && growth_factor > 1.0) {
-            return refused(format!("the growth factor is {growth_factor}, and not above 1"));
+            return refused(format!("the growth factor is {growth_factor}; it must be above 1"));
         }
         if !(backoff_factor > 0.0 && backoff_factor < 1.0) {
-            return refused(format!("the backoff factor is {backoff_factor}, and not between 0 and 1"));
+            return refused(format!("the backoff factor is {backoff_factor}; it must be between 0 and 1"));
         }
         if growth_interval == 0 {
-            return refused("the growth interval is 0 steps".to_owned());
+            return refused("the growth interval is 0 steps; it must be 1 or more".to_owned());
         }
         Ok(Self { options, state: LossScalerState { scale: initial_scale, good_steps: 0 }, has_overflowed: false })
     }
@@ -104,8 +104,8 @@ impl LossScaler {
         self.state.scale
     }
 
-    /// Divides gradients by the scale, in place, and records whether one of them is infinite or NaN, before or
-    /// afterwards. One pass over the memory.
+    /// Divides gradients by the scale, in place, and records whether one of them is infinite or NaN, before or after
+    /// the division. Makes one pass over the memory.
     ///
     /// In `f16`, a value that the scale kept from becoming zero can become zero here. So widen such gradients to `f32`
     /// first, the type that the optimiser should use.
@@ -126,28 +126,28 @@ impl LossScaler {
         1.0 / f64::from(self.state.scale)
     }
 
-    /// Records the state of gradients that were divided elsewhere.
+    /// Records whether gradients that were divided elsewhere are finite.
     pub(super) fn note(&mut self, is_finite: bool) {
         self.has_overflowed |= !is_finite;
     }
 
-    /// Ends a step. Returns whether to take it: `false` on every rank if a gradient overflowed on any rank. In that
-    /// case the scale falls; after enough good steps it grows. One all-reduce of 24 B. Collective.
+    /// Ends a step. Returns whether the optimiser should take it: `false` on every rank if a gradient overflowed on any
+    /// rank. In that case the scale falls; after enough good steps it grows. Makes one all-reduce of 24 B. Collective.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` on every rank if ranks have different scales, for example because only some were restored;
-    /// then nothing changes. Those of [`Communicator::all_reduce`].
+    /// `InvalidArgument` on every rank if ranks have different states, for example because only some were restored.
+    /// Nothing changes then. Also the errors of [`Communicator::all_reduce`].
     pub fn update(&mut self, comm: &Communicator) -> Result<bool> {
         let bits = u64::from(self.state.scale.to_bits()) << 32 | u64::from(self.state.good_steps);
-        // The largest, and from the complements the least.
+        // The maximum of the numbers. The maximum of the complements gives the minimum.
         let mut said = [u64::from(self.has_overflowed), bits, !bits];
         comm.all_reduce(&mut said, ReduceOp::Max)?;
         let [has_overflowed, largest, least] = said;
         if largest != !least {
             let scale = |bits: u64| f32::from_bits((bits >> 32) as u32);
             let reason = format!(
-                "ranks have scales from {} to {} and other numbers of good steps: restore all of them from one checkpoint",
+                "ranks have scales from {} to {}, or different numbers of good steps: restore all of them from one checkpoint",
                 scale(!least),
                 scale(largest)
             );
@@ -187,7 +187,7 @@ impl LossScaler {
     /// `InvalidArgument` for a scale that is not a positive number.
     pub fn restore(&mut self, state: LossScalerState) -> Result<()> {
         if !(state.scale.is_normal() && state.scale > 0.0) {
-            return Err(Error::argument("LossScaler::restore", format!("the scale is {}, and not a positive number", state.scale)));
+            return Err(Error::argument("LossScaler::restore", format!("the scale is {}; it must be a positive number", state.scale)));
         }
         (self.state, self.has_overflowed) = (state, false);
         Ok(())

@@ -1,11 +1,11 @@
-//! Ranks arranged in several dimensions.
+//! Arranges ranks in several dimensions.
 
 use super::agreement::{Listed, agree};
 use collectives::Communicator;
 use collectives::{Error, Result};
 
-/// The ranks of a communicator in a grid with named dimensions, and the communicators along each. For example
-/// data-parallel by tensor-parallel, or sharded inside a host and replicated between hosts.
+/// A grid of ranks with named dimensions, and a communicator along each dimension. The dimensions may be data-parallel
+/// and tensor-parallel, for example, or shards inside a host and replicas across hosts.
 ///
 /// The last dimension varies fastest, as in torch's `init_device_mesh`. In `[("dp", 2), ("tp", 4)]`, ranks 0 to 3 are
 /// the first `tp` slice, and ranks 0 and 4 are one `dp` slice.
@@ -37,7 +37,7 @@ struct Dimension {
     size: usize,
     /// This rank's coordinate along it.
     coordinate: usize,
-    /// The ranks that differ from this one only along it.
+    /// The ranks whose coordinates differ from this rank's only in this dimension.
     slice: Communicator,
 }
 
@@ -45,12 +45,12 @@ const NEW: &str = "Mesh::new";
 const BY_HOST: &str = "Mesh::by_host";
 
 impl Mesh {
-    /// Arranges all ranks. Each dimension is a [split](Communicator::split). Collective.
+    /// Arranges all ranks. Makes one [split](Communicator::split) for each dimension. Collective.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the product of the sizes is not the world size, a size is 0, or a name is duplicate or
-    /// empty; `Mismatch` if ranks name different dimensions; those of [`Communicator::split`].
+    /// `InvalidArgument` if the product of the sizes is not the world size, a size is 0, or a name is empty or
+    /// repeated; `Mismatch` if ranks name different dimensions; and the errors of [`Communicator::split`].
     pub fn new(comm: &Communicator, dimensions: &[(&str, usize)]) -> Result<Self> {
         agree(comm, NEW, &listed(dimensions.iter().map(|(name, size)| format!("dimension {name:?} of {size}"))), "")?;
         // Errors of this check are the same on every rank.
@@ -72,19 +72,21 @@ impl Mesh {
     /// # Errors
     ///
     /// `Unsupported` on every rank if hosts have different numbers of ranks, or the ranks of a host are not
-    /// consecutive; and those of [`new`](Self::new).
+    /// consecutive; and the errors of [`new`](Self::new).
     pub fn by_host(comm: &Communicator, outer: &str, inner: &str) -> Result<Self> {
         let mut all = vec![[0_u64; 2]; comm.world_size()];
         comm.all_gather_into(&[[comm.local_rank() as u64, comm.local_world_size() as u64]], &mut all)?;
         let each = all[0][1];
         if let Some(rank) = all.iter().position(|[_, size]| *size != each) {
-            let reason =
-                format!("rank 0's host has {each} ranks, and rank {rank}'s has {}: a mesh has as many on every host", all[rank][1]);
+            let reason = format!(
+                "rank 0's host has {each} ranks, and rank {rank}'s has {}: a mesh by host needs equally many on every host",
+                all[rank][1]
+            );
             return Err(Error::unsupported(BY_HOST, reason));
         }
         if let Some(rank) = all.iter().enumerate().position(|(rank, [local, _])| *local != rank as u64 % each) {
             let reason = format!(
-                "rank {rank} is number {} on its host: ranks of a host are to be numbered one behind the other, as launchers do by default",
+                "rank {rank} is number {} on its host: the ranks of a host must be consecutive, as launchers number them by default",
                 all[rank][0]
             );
             return Err(Error::unsupported(BY_HOST, reason));
@@ -93,8 +95,8 @@ impl Mesh {
         Self::new(comm, &[(outer, comm.world_size() / each), (inner, each)])
     }
 
-    /// Returns the communicator along a dimension: the ranks whose other coordinates are this one's, in order of their
-    /// coordinate.
+    /// Returns the communicator along a dimension. Its ranks have the same coordinates as this rank in all other
+    /// dimensions, and are in the order of their coordinate in this one.
     ///
     /// # Errors
     ///
@@ -107,7 +109,7 @@ impl Mesh {
     ///
     /// # Errors
     ///
-    /// Those of [`dimension`](Self::dimension).
+    /// The errors of [`dimension`](Self::dimension).
     pub fn coordinate(&self, name: &str) -> Result<usize> {
         self.find("Mesh::coordinate", name).map(|found| self.dimensions[found].coordinate)
     }
@@ -116,7 +118,7 @@ impl Mesh {
     ///
     /// # Errors
     ///
-    /// Those of [`dimension`](Self::dimension).
+    /// The errors of [`dimension`](Self::dimension).
     pub fn size(&self, name: &str) -> Result<usize> {
         self.find("Mesh::size", name).map(|found| self.dimensions[found].size)
     }
@@ -138,15 +140,15 @@ impl Mesh {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if there is no such dimension, a name is duplicate, or there is none; `Mismatch` if ranks name
-    /// different dimensions; those of [`Communicator::split`].
+    /// `InvalidArgument` if a dimension does not exist, a name is repeated, or no name is given; `Mismatch` if ranks
+    /// name different dimensions; and the errors of [`Communicator::split`].
     pub fn flatten(&self, names: &[&str]) -> Result<Communicator> {
         const CALL: &str = "Mesh::flatten";
         agree(&self.comm, CALL, &listed(names.iter().map(|name| format!("dimension {name:?}"))), "")?;
         let mut chosen = names.iter().map(|name| self.find(CALL, name)).collect::<Result<Vec<_>>>()?;
         chosen.sort_unstable();
         if chosen.is_empty() || chosen.windows(2).any(|pair| pair[0] == pair[1]) {
-            return Err(Error::argument(CALL, format!("{names:?}: at least one dimension is expected, and each once")));
+            return Err(Error::argument(CALL, format!("{names:?}: expected at least one dimension, and each only once")));
         }
         let (mut color, mut key) = (0, 0);
         for (index, dimension) in self.dimensions.iter().enumerate() {
@@ -177,11 +179,11 @@ fn slice_of(comm: &Communicator, color: usize, key: usize) -> Result<Communicato
 fn check(world_size: usize, dimensions: &[(&str, usize)]) -> Result<()> {
     let product = dimensions.iter().try_fold(1_usize, |product, (_, size)| product.checked_mul(*size));
     if product != Some(world_size) {
-        return Err(Error::argument(NEW, format!("{dimensions:?} do not multiply to the world's {world_size} ranks")));
+        return Err(Error::argument(NEW, format!("the product of {dimensions:?} is not the world size {world_size}")));
     }
     let is_again = |index: usize| dimensions[..index].iter().any(|(name, _)| *name == dimensions[index].0);
     match (0..dimensions.len()).find(|index| dimensions[*index].0.is_empty() || is_again(*index)) {
-        Some(index) => Err(Error::argument(NEW, format!("the name {:?} is empty or comes twice", dimensions[index].0))),
+        Some(index) => Err(Error::argument(NEW, format!("the name {:?} is empty or appears twice", dimensions[index].0))),
         None => Ok(()),
     }
 }

@@ -13,7 +13,7 @@ use collectives::{Error, Result};
 pub struct Parameter {
     /// Its name, for errors and checkpoints. Without checkpoints it need not be unique.
     pub name: String,
-    /// Its dimensions; no dimensions for a single number.
+    /// Its dimensions; empty for a single number.
     pub shape: Vec<usize>,
     /// The type of its gradient's elements: `f32`, `f64`, `f16` or `bf16`.
     pub dtype: DType,
@@ -26,7 +26,7 @@ impl Parameter {
         Self { name: name.into(), shape: shape.to_vec(), dtype: T::ELEMENT_TYPE }
     }
 
-    /// Returns the number of its elements; `None` if that is more than an address space holds.
+    /// Returns the number of its elements; `None` if they do not fit into the address space.
     pub(super) fn len(&self) -> Option<usize> {
         if self.shape.contains(&0) {
             return Some(0);
@@ -62,7 +62,7 @@ pub(super) fn check_fit<T: Data>(
 /// The float types of gradients: `f32`, `f64`, `f16`, `bf16`. No other type can implement it, since no other float is
 /// an [`Element`].
 pub trait Float: Element {
-    /// Returns its value, exactly, except for an `f64`, which is rounded to nearest.
+    /// Returns its value. That is exact, except that an `f64` is rounded to nearest.
     fn to_f32(self) -> f32;
 
     /// Returns its value.
@@ -78,13 +78,14 @@ pub trait Float: Element {
     #[must_use]
     fn plus(self, other: Self) -> Self;
 
-    /// Applies [`to_f32`](Float::to_f32) to slices of equal lengths. If lengths differ, to the elements that both have.
+    /// Applies [`to_f32`](Float::to_f32) to each element. If the slices' lengths differ, converts as many elements as
+    /// both have.
     fn widen(from: &[Self], into: &mut [f32]) {
         into.iter_mut().zip(from).for_each(|(wide, narrow)| *wide = narrow.to_f32());
     }
 
-    /// Applies [`from_f32`](Float::from_f32) to slices of equal lengths. If lengths differ, to the elements that both
-    /// have.
+    /// Applies [`from_f32`](Float::from_f32) to each element. If the slices' lengths differ, converts as many elements
+    /// as both have.
     fn narrow(from: &[f32], into: &mut [Self]) {
         into.iter_mut().zip(from).for_each(|(narrow, wide)| *narrow = Self::from_f32(*wide));
     }

@@ -1,4 +1,4 @@
-//! Gradients of matrices that are sent as products of two thin matrices.
+//! Compresses the gradient of a matrix: two thin matrices, whose product approximates it, are sent instead.
 
 use std::ops::Range;
 
@@ -13,18 +13,19 @@ use collectives::Communicator;
 use collectives::ReduceOp;
 use collectives::{Error, Result};
 
-/// How [`PowerSgd`] compresses. Every rank must use the same.
+/// Options for how [`PowerSgd`] compresses. Every rank must use the same ones.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PowerSgdOptions {
     /// The number of columns of the thin matrices: the rank of the approximation. Default: 1.
     pub rank: usize,
-    /// Whether to keep what compression leaves out and add it to the next step's gradient. Default: yes.
+    /// Whether to keep the error of the compression, and add it to the next step's gradient. Default: yes.
     pub error_feedback: bool,
-    /// Whether each step begins with the last step's result, which improves from step to step. Default: yes.
+    /// Whether each step begins with the last step's thin matrix, so that the approximation improves from step to step.
+    /// Default: yes.
     pub warm_start: bool,
-    /// The number of uncompressed first steps, while gradients change fast. Default: 1000.
+    /// The number of steps at the start that are not compressed, because gradients still change fast. Default: 1000.
     pub start_step: u64,
-    /// Matrices that would not become smaller by this factor are not compressed. Default: 2.
+    /// A matrix is compressed only if it becomes smaller by at least this factor. Default: 2.
     pub min_compression_rate: f64,
     /// The seed of the first thin matrices. Default: 0.
     pub seed: u64,
@@ -38,21 +39,23 @@ impl Default for PowerSgdOptions {
 
 /// A hook that sends low-rank approximations (Vogels, Karimireddy, Jaggi 2019).
 ///
-/// A gradient of two or more dimensions is a matrix M: its first dimension by all others. Q comes from the step before.
-/// P is the mean of the ranks' M·Q, made orthonormal, and Q the mean of their Mᵀ·P. Every rank then computes P·Qᵀ. With
-/// `r` columns that sends `r·(rows + columns)` numbers instead of `rows·columns`. Vectors, and matrices that are too
-/// small to gain, are sent uncompressed with P. All in `f32`.
+/// A gradient with two or more dimensions is treated as a matrix M. Its rows are the first dimension, and its columns
+/// are all others. Q comes from the step before. P becomes the mean of the ranks' M·Q, made orthonormal, and Q becomes
+/// the mean of their Mᵀ·P. Every rank then computes P·Qᵀ. If P and Q have `r` columns, a rank sends `r·(rows +
+/// columns)` numbers instead of `rows·columns`. Vectors, and matrices that are too small to gain, are sent uncompressed
+/// with P. Everything is computed in `f32`.
 ///
 /// A mean of rank `r` or less is reproduced exactly, except for rounding, once Q has been computed from it. For other
-/// means the error feedback adds what was left out in later steps.
+/// means, the error feedback adds what was left out to later steps.
 ///
-/// If a matrix is not finite on one rank, or becomes so during the step, all of it is NaN on every rank in that step.
-/// This is how an overscaled loss is detected. The error kept from earlier steps is then discarded, and Q is drawn
-/// again, so that later steps are correct.
+/// An element of a matrix may be infinite or NaN on one rank, or become so during the step. Then the whole matrix is
+/// NaN on every rank in that step. A loss scaler can thus detect a scale that is too large. The error kept from earlier
+/// steps is then discarded, and Q is drawn again, so that later steps are correct.
 ///
-/// For buckets in host memory: on a device its first step returns `Unsupported`.
+/// This hook supports only buckets in host memory. On a device, its first step returns `Unsupported`.
 ///
-/// Costs, for each bucket, an `f32` for every element of the compressed matrices, and three times the thin matrices.
+/// For each bucket, it needs an `f32` for every element of the compressed matrices, and three times the size of the
+/// thin matrices.
 ///
 /// ```
 /// # use collectives::{Communicator, ReduceOp};
@@ -61,7 +64,7 @@ impl Default for PowerSgdOptions {
 ///     let mut model = DataParallel::new(comm, vec![Parameter::new::<f32>("weight", &[20, 30])], Options::default())?;
 ///     let options = PowerSgdOptions { start_step: 0, ..PowerSgdOptions::default() };
 ///     model.set_hooks::<f32>(|layout| Ok(Box::new(PowerSgd::<f32>::new(comm, layout, ReduceOp::Avg, options.clone())?)))?;
-///     model.ready(0, &[1.0 + comm.rank() as f32; 600])?; // of rank 1
+///     model.ready(0, &[1.0 + comm.rank() as f32; 600])?; // a matrix of rank 1
 ///     assert!((model.finish()?.gradient::<f32>(0)?[17] - 1.5).abs() < 1e-5);
 ///     Ok(())
 /// })?;
@@ -76,7 +79,7 @@ pub struct PowerSgd<T: Float> {
     matrices: Vec<Matrix>,
     /// The uncompressed elements, in the bucket.
     others: Vec<Range<usize>>,
-    /// M of every matrix. Between steps, the error kept for the next.
+    /// M of every matrix. Between steps, the error that is kept for the next step.
     memory: Vec<f32>,
     /// Every P, then the uncompressed elements.
     left: Option<Flat<f32>>,
@@ -114,14 +117,14 @@ impl<T: Float> PowerSgd<T> {
     /// # Errors
     ///
     /// `Mismatch` if two ranks' options differ, `InvalidArgument` for a rank of 0, `Unsupported` for an op that is not
-    /// a sum, and those of [`Communicator::alloc`].
+    /// a sum, and the errors of [`Communicator::alloc`].
     pub fn new(comm: &Communicator, layout: &BucketLayout, op: ReduceOp, options: PowerSgdOptions) -> Result<Self> {
         // With different seeds, for example, the ranks' thin matrices would not match, and no other check would detect
         // that.
         agree(comm, "PowerSgd::new", &Listed::default(), &format!("{options:?}"))?;
         weight(op, comm.world_size())?;
         if options.rank == 0 {
-            return Err(Error::argument("PowerSgd::new", "a rank of 0; it must be 1 or more"));
+            return Err(Error::argument("PowerSgd::new", "the rank is 0; it must be 1 or more"));
         }
         let (mut matrices, mut others): (Vec<Matrix>, Vec<_>) = Default::default();
         for slot in &layout.slots {
@@ -148,7 +151,7 @@ impl<T: Float> PowerSgd<T> {
         })
     }
 
-    /// Prepares every Q: orthonormal, and with new numbers if it has none.
+    /// Prepares every Q: makes it orthonormal, and draws new numbers for columns of zeros.
     fn prepare(&self, right: &mut [f32]) {
         for (index, matrix) in self.matrices.iter().enumerate() {
             let right = &mut right[matrix.right.clone()];
@@ -183,8 +186,8 @@ impl<T: Float> PowerSgd<T> {
         }
     }
 
-    /// Makes P orthonormal and computes Q ← Mᵀ·P, and M ← M − P·Qᵀ, which is this rank's error. If P is not finite, Q
-    /// is not finite either: every rank has the same P.
+    /// Makes P orthonormal and computes Q ← Mᵀ·P, and M ← M − P·Qᵀ, which is this rank's error. If P is not finite,
+    /// fills Q with NaN. So does every other rank, because all have the same P.
     fn compress_right(&mut self, left: &mut [f32], right: &mut [f32]) {
         for matrix in &self.matrices {
             let memory = &mut self.memory[matrix.memory.clone()];
@@ -201,8 +204,8 @@ impl<T: Float> PowerSgd<T> {
         }
     }
 
-    /// Computes the bucket ← P·Qᵀ, and the uncompressed elements. If Q, the same on every rank, is not finite: NaN, and
-    /// no error is kept for later.
+    /// Computes P·Qᵀ in the bucket, and copies the uncompressed elements. If Q, which is the same on every rank, is not
+    /// finite, the result is NaN, and no error is kept for later.
     fn decompress(&mut self, left: &[f32], right: &[f32], gradients: &mut [T]) {
         let mut product = Vec::new();
         for matrix in &self.matrices {
@@ -225,7 +228,7 @@ impl<T: Float> PowerSgd<T> {
     }
 }
 
-/// Returns how a gradient is compressed, placed after the one `before` it; `None` if it is not compressed.
+/// Returns the matrix for a gradient, placed after the matrix `before` it; `None` if it is not compressed.
 fn compressed(slot: &Slot, options: &PowerSgdOptions, before: Option<&Matrix>) -> Option<Matrix> {
     let [rows, _, ..] = slot.shape[..] else { return None };
     let columns = slot.range.len().checked_div(rows)?;
@@ -245,7 +248,7 @@ fn compressed(slot: &Slot, options: &PowerSgdOptions, before: Option<&Matrix>) -
 
 impl<T: Float> Hook<T> for PowerSgd<T> {
     fn start(&mut self, comm: &Communicator, gradients: Flat<T>) -> Result<()> {
-        // Checked in the first step, not only after the uncompressed steps.
+        // This is checked in the first step already, not only after the uncompressed steps.
         gradients.host()?;
         self.step += 1;
         if self.step <= self.options.start_step || self.matrices.is_empty() {

@@ -1,25 +1,25 @@
-//! The samples of a data set that a rank takes.
+//! Divides the samples of a data set among the ranks.
 //!
 //! An epoch's order is a permutation that is computed place by place. It is a Feistel network of eight rounds over the
-//! smallest even number of bits that holds the data set's length, applied again while the result is outside the data
-//! set (cycle walking; J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). So it needs no memory,
-//! whatever the length, and any place of any epoch costs the same.
+//! smallest even number of bits that holds the data set's length. The network is applied again while the result is
+//! outside the data set (cycle walking; J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). So it
+//! needs no memory, whatever the length, and every place of every epoch costs the same.
 
 use collectives::Communicator;
 use collectives::{Error, Result};
 
-/// What happens if a data set cannot be divided evenly.
+/// What happens if a data set cannot be divided evenly among the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum UnevenEnd {
     /// The first samples of the epoch are repeated at its end, until every rank has the same number, as in torch's
     /// `DistributedSampler`.
     #[default]
     Repeat,
-    /// The uneven rest is left out (torch's `drop_last`). If samples are shuffled, these are others in each epoch. If
-    /// they come [in order](Sampler::in_order), they are always the last ones.
+    /// The samples that remain after an even division are left out (torch's `drop_last`). If samples are shuffled,
+    /// different ones are left out in each epoch. If they come [in order](Sampler::in_order), the last ones always are.
     Drop,
-    /// Each sample comes once. Some ranks have one sample less, so agree on the number of steps, or evaluate without
-    /// collectives.
+    /// Each sample is taken once. Some ranks then have one sample less than others. So let the ranks agree on the
+    /// number of steps, or evaluate without collectives.
     Keep,
 }
 
@@ -43,33 +43,34 @@ pub enum UnevenEnd {
 /// rank, the ranks have taken the first k·n places, and any number of ranks can [continue](Self::epoch_from) from
 /// there.
 ///
-/// All ranks must pass the same length, seed and end. This is not compared.
+/// All ranks must pass the same length, seed and [`UnevenEnd`]. This is not checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias = "DistributedSampler")]
 pub struct Sampler {
     len: usize,
     rank: usize,
     world_size: usize,
-    /// None if samples come in the data set's order.
+    /// `None` if samples come in the data set's order.
     seed: Option<u64>,
     end: UnevenEnd,
 }
 
 impl Sampler {
-    /// Divides `len` samples among a communicator's ranks, shuffled with seed 0, repeating samples at an uneven end.
+    /// Divides `len` samples among a communicator's ranks, shuffled with seed 0. Samples are
+    /// [repeated](UnevenEnd::Repeat) if they cannot be divided evenly.
     #[must_use]
     pub fn new(comm: &Communicator, len: usize) -> Self {
         Self { len, rank: comm.rank(), world_size: comm.world_size(), seed: Some(0), end: UnevenEnd::default() }
     }
 
-    /// Creates the sampler of one rank without a communicator, for a process that loads data for another one.
+    /// Creates the sampler of one rank without a communicator, for a process that loads data for another process.
     ///
     /// # Errors
     ///
     /// `InvalidArgument` if `rank` is not less than `world_size`.
     pub fn of_rank(rank: usize, world_size: usize, len: usize) -> Result<Self> {
         if rank >= world_size {
-            return Err(Error::argument("Sampler::of_rank", format!("rank {rank} is none of a world of {world_size}")));
+            return Err(Error::argument("Sampler::of_rank", format!("rank {rank} is not below the world size {world_size}")));
         }
         Ok(Self { len, rank, world_size, seed: Some(0), end: UnevenEnd::default() })
     }
@@ -86,7 +87,7 @@ impl Sampler {
         Self { seed: None, ..self }
     }
 
-    /// Sets what happens at an uneven end.
+    /// Sets what happens if the samples cannot be divided evenly among the ranks.
     #[must_use]
     pub fn with_end(self, end: UnevenEnd) -> Self {
         Self { end, ..self }
@@ -98,10 +99,10 @@ impl Sampler {
         self.rest_of(epoch, 0)
     }
 
-    /// Returns the rest of this rank's samples in an epoch of which all ranks together have already taken `taken`
-    /// samples (usually steps × batch size × ranks at that time). The number of ranks may have changed. No sample comes
-    /// twice, except those [repeated](UnevenEnd::Repeat) at the end. `taken` may include repeated samples: if all
-    /// samples were taken, and some of them twice, nothing is left.
+    /// Returns the rest of this rank's samples in an epoch. `taken` is the number of samples that all ranks together
+    /// have already taken in it: usually steps × batch size × ranks at that time. The number of ranks may have changed.
+    /// No sample is taken twice, except those [repeated](UnevenEnd::Repeat) at the end. `taken` may include repeated
+    /// samples: if all samples were taken, and some of them twice, nothing is left.
     ///
     /// ```
     /// use collectives_train::{Sampler, UnevenEnd};
@@ -118,19 +119,20 @@ impl Sampler {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if `taken` is more than an epoch has: its length. With repeated samples, an epoch has less
-    /// than twice its length, or one for each rank.
+    /// `InvalidArgument` if `taken` is more than the samples that an epoch can have. Without repeated samples, that is
+    /// the length of the data set. With repeated samples, it is twice the length minus one, or the number of ranks if
+    /// that is larger.
     pub fn epoch_from(&self, epoch: u64, taken: usize) -> Result<Samples> {
         if taken > self.most_taken() {
             let (len, most) = (self.len, self.most_taken());
-            let reason = format!("{taken} samples were taken, and an epoch of {len} has {most} at most: count anew in each epoch");
+            let reason = format!("{taken} samples were taken, but an epoch of {len} has {most} at most: count from 0 in each epoch");
             return Err(Error::argument("Sampler::epoch_from", reason));
         }
         Ok(self.rest_of(epoch, taken))
     }
 
-    /// Returns how many samples the ranks can have taken in one epoch. Their number then is unknown: it is assumed to
-    /// be at most the number of samples, or the present number of ranks.
+    /// Returns how many samples the ranks can have taken in one epoch. The number of ranks at that time is unknown. It
+    /// is assumed to be at most the number of samples, or the present number of ranks.
     fn most_taken(&self) -> usize {
         match (self.end, self.len) {
             (UnevenEnd::Repeat, 1..) => (self.len - 1).saturating_add(self.len).max(self.world_size),
@@ -209,8 +211,8 @@ impl Permutation {
     /// Returns the number at a place, which is below the length.
     fn at(&self, place: usize) -> usize {
         let mut number = place as u64;
-        // There are at most four times as many numbers as places. So few steps lead back in, and each number has one
-        // predecessor.
+        // There are at most four times as many numbers as places. So a few steps lead back to a place, and no two
+        // places get the same number, because each number has one predecessor.
         loop {
             number = self.scrambled(number);
             if number < self.len {
@@ -219,7 +221,7 @@ impl Permutation {
         }
     }
 
-    /// Permutes the numbers of twice the bits of a half.
+    /// Permutes the numbers that have twice as many bits as a half.
     fn scrambled(&self, number: u64) -> u64 {
         let mask = (1_u64 << self.half_bits) - 1;
         let (mut left, mut right) = (number >> self.half_bits, number & mask);

@@ -18,11 +18,11 @@ pub struct Shard<'a> {
     pub bucket: usize,
     /// Its layout: the places of the parameters in it.
     pub layout: &'a BucketLayout,
-    /// The bucket's elements that are this rank's. After the last gradient they are zeros.
+    /// The range of the bucket's elements that belong to this rank. Elements after the last gradient are zeros.
     pub range: Range<usize>,
     /// A `Flat` of the bucket's type.
     pub(super) parameters: &'a mut dyn Any,
-    /// Another `Flat`; this rank's elements are in `own_gradients`.
+    /// Another `Flat`; this rank's elements are at `own_gradients`.
     pub(super) gradients: &'a dyn Any,
     pub(super) own_gradients: Range<usize>,
 }
@@ -44,7 +44,7 @@ impl Shard<'_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if `T` is not the bucket's type, or it is in host memory.
+    /// `InvalidArgument` if `T` is not the bucket's type, or the bucket is in host memory.
     #[cfg(feature = "cuda")]
     pub fn device_values<T: Float>(&mut self) -> Result<(CudaViewMut<'_, T>, CudaView<'_, T>)> {
         let own = self.own_gradients.clone();

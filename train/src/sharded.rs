@@ -26,7 +26,7 @@ use collectives::{Error, Result};
 ///
 /// A bucket's gradients are reduced and scattered in the background as it is filled; [`reduce`](Self::reduce) waits for
 /// them. Then [`Shards::update`] calls the caller's optimiser for this rank's share of each bucket. It gathers every
-/// rank's share of one bucket while the next is updated.
+/// rank's share of one bucket while it updates the next.
 ///
 /// ```
 /// use collectives::Communicator;
@@ -56,8 +56,8 @@ use collectives::{Error, Result};
 /// # Ok::<(), collectives::Error>(())
 /// ```
 ///
-/// If the op sums in the same order, the result has the same bits as an all-reduce and the same optimiser on every
-/// rank. That always holds for two ranks, and for more under
+/// If a reduce-scatter sums in the same order as an all-reduce, the result has the same bits as with an all-reduce and
+/// the whole optimiser on every rank. That always holds for two ranks, and for more under
 /// [`Config::reproducible`](collectives::Config::reproducible) or in shared memory.
 ///
 /// **Memory** of each of n ranks, for parameters of N bytes: N for the buckets, N/n for this rank's share of the
@@ -66,18 +66,18 @@ use collectives::{Error, Result};
 ///
 /// **Traffic**: the same as an all-reduce of the gradients.
 ///
-/// The caller saves and loads the state. Another world size has other shares: with the feature `checkpoint`, the module
-/// `checkpoint` saves with one world size and loads with another.
+/// The caller saves and loads the state. With another world size, the shares are different. With the feature
+/// `checkpoint`, the module `checkpoint` can save with one world size and load with another.
 ///
 /// On devices, see [`on_device`](Self::on_device).
 #[doc(alias = "ZeroRedundancyOptimizer")]
 pub struct ShardedOptimizer {
     buckets: Buckets,
-    /// Which parameters have values.
+    /// Whether each parameter has values.
     loaded: Vec<bool>,
 }
 
-/// A trainer keeps it with the communicator, and moves both into a thread.
+/// Checks that a trainer can move it into a thread.
 const _: () = {
     const fn sendable<T: Send + 'static>() {}
     sendable::<ShardedOptimizer>();
@@ -88,7 +88,7 @@ impl ShardedOptimizer {
     ///
     /// # Errors
     ///
-    /// Those of [`DataParallel::new`](super::DataParallel::new).
+    /// The errors of [`DataParallel::new`](super::DataParallel::new).
     pub fn new(comm: &Communicator, parameters: Vec<Parameter>, options: Options) -> Result<Self> {
         Self::in_place(comm, "ShardedOptimizer::new", &Place::Host, parameters, &options)
     }
@@ -122,7 +122,7 @@ impl ShardedOptimizer {
     ///
     /// # Errors
     ///
-    /// Those of [`DataParallel::on_device`](super::DataParallel::on_device).
+    /// The errors of [`DataParallel::on_device`](super::DataParallel::on_device).
     #[cfg(feature = "cuda")]
     pub fn on_device(
         comm: &Communicator,
@@ -151,9 +151,9 @@ impl ShardedOptimizer {
         self.buckets.parameter(parameter)
     }
 
-    /// Returns which elements of each bucket are this rank's. [`Slot::overlap`](super::Slot::overlap) converts them to
-    /// elements of a parameter. With the feature `checkpoint`, any world size can save and load them
-    /// (`checkpoint::Writer::shares`).
+    /// Returns the range of each bucket's elements that belongs to this rank. [`Slot::overlap`](super::Slot::overlap)
+    /// converts a range to elements of a parameter. With the feature `checkpoint`, any world size can save and load the
+    /// shares (`checkpoint::Writer::shares`).
     pub fn shares(&self) -> impl ExactSizeIterator<Item = Range<usize>> {
         self.buckets.layouts().map(|layout| own_range(self.buckets.comm(), layout))
     }
@@ -168,7 +168,7 @@ impl ShardedOptimizer {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for another length or type than the parameter's, and those of [`Communicator::broadcast`].
+    /// `InvalidArgument` if the length or type is not the parameter's, and the errors of [`Communicator::broadcast`].
     pub fn broadcast<B>(&mut self, parameter: usize, values: &mut B, root: usize) -> Result<()>
     where
         B: BufferMut<Element: Float> + ?Sized,
@@ -178,12 +178,12 @@ impl ShardedOptimizer {
         self.load(parameter, values)
     }
 
-    /// Takes a parameter's values, which must be the same on every rank, from this rank. For example after reading a
-    /// checkpoint.
+    /// Takes a parameter's values from this rank, for example after reading a checkpoint. The values must be the same
+    /// on every rank.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for another length or type than the parameter's.
+    /// `InvalidArgument` if the length or type is not the parameter's.
     pub fn load<B>(&mut self, parameter: usize, values: &B) -> Result<()>
     where
         B: Buffer<Element: Float> + ?Sized,
@@ -201,7 +201,7 @@ impl ShardedOptimizer {
         Ok(())
     }
 
-    /// Refuses values of another length, type or place than the parameter's.
+    /// Refuses values whose length, type or place is not the parameter's.
     fn check_load<T: Float>(&mut self, call: &'static str, parameter: usize, values: &Memory<'_, T>) -> Result<()> {
         self.buckets.fitting::<T>(call, parameter, values.len())?;
         let (bucket, _) = self.buckets.place(parameter);
@@ -212,7 +212,7 @@ impl ShardedOptimizer {
     ///
     /// # Errors
     ///
-    /// Those of that function.
+    /// The errors of that function.
     pub fn accumulate<B>(&mut self, parameter: usize, gradient: &B) -> Result<()>
     where
         B: Buffer<Element: Float> + ?Sized,
@@ -224,7 +224,7 @@ impl ShardedOptimizer {
     ///
     /// # Errors
     ///
-    /// Those of that function.
+    /// The errors of that function.
     pub fn ready<B>(&mut self, parameter: usize, gradient: &B) -> Result<()>
     where
         B: Buffer<Element: Float> + ?Sized,
@@ -233,11 +233,11 @@ impl ShardedOptimizer {
     }
 
     /// Does the same as [`DataParallel::give`](super::DataParallel::give). A gradient is copied if its elements cannot
-    /// be divided evenly.
+    /// be divided evenly among the ranks.
     ///
     /// # Errors
     ///
-    /// Those of that function.
+    /// The errors of that function.
     pub fn give<T: Float>(&mut self, parameter: usize, gradient: impl Into<Flat<T>>) -> Result<()> {
         self.buckets.give("give", parameter, gradient.into())
     }
@@ -246,9 +246,9 @@ impl ShardedOptimizer {
     ///
     /// # Errors
     ///
-    /// Those of [`DataParallel::finish`](super::DataParallel::finish), and `InvalidArgument` for a parameter whose
-    /// values were never given. Only this rank gets the latter, before it waits for anything. Other ranks wait in
-    /// `reduce` until this rank has loaded the values and calls again, or until the timeout.
+    /// The errors of [`DataParallel::finish`](super::DataParallel::finish), and `InvalidArgument` for a parameter whose
+    /// values were never given. Only this rank gets this `InvalidArgument`, before it waits for anything. Other ranks
+    /// wait in `reduce` until this rank has loaded the values and calls again, or until the timeout.
     pub fn reduce(&mut self) -> Result<Shards<'_>> {
         if let Some(index) = self.loaded.iter().position(|loaded| !loaded) {
             let name = self.buckets.parameter(index).map_or_else(String::new, Parameter::to_string);
@@ -268,12 +268,12 @@ pub struct Shards<'a> {
 
 impl<'a> Shards<'a> {
     /// Returns the norm of all ranks' gradients together: the root of the sum of all squares, summed in `f64`. Every
-    /// rank gets the same bits. Collective: one all-reduce of one number, on the host. On a device it waits for this
+    /// rank gets the same bits. Collective: one all-reduce of one number, on the host. On a device, this waits for this
     /// rank's sum first.
     ///
     /// # Errors
     ///
-    /// Those of collectives, and of [`Averaged::norm`](super::Averaged::norm).
+    /// The errors of any collective, and of [`Averaged::norm`](super::Averaged::norm).
     pub fn norm(&self) -> Result<f64> {
         let buckets = &self.optimizer.buckets;
         let comm = buckets.comm();
@@ -287,7 +287,7 @@ impl<'a> Shards<'a> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a limit that is not a positive number, and those of [`norm`](Self::norm).
+    /// `InvalidArgument` if the limit is not a positive number, and the errors of [`norm`](Self::norm).
     pub fn clip_norm(&mut self, limit: f64) -> Result<f64> {
         let factor = clipping("clip_norm", limit)?;
         let norm = self.norm()?;
@@ -295,11 +295,12 @@ impl<'a> Shards<'a> {
         Ok(norm)
     }
 
-    /// Does the same as [`Averaged::clip_to`](super::Averaged::clip_to), for this rank's shares. Makes no call.
+    /// Does the same as [`Averaged::clip_to`](super::Averaged::clip_to), for this rank's shares. Makes no collective
+    /// call.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a limit that is not a positive number, and a negative norm. On a device `Cuda`.
+    /// `InvalidArgument` if the limit is not a positive number or the norm is negative. On a device also `Cuda`.
     pub fn clip_to(&mut self, norm: f64, limit: f64) -> Result<()> {
         let factor = clipping("clip_to", limit)?;
         check_norm(norm)?;
@@ -315,11 +316,11 @@ impl<'a> Shards<'a> {
     }
 
     /// Does the same as [`Averaged::unscale`](super::Averaged::unscale), for this rank's shares. [`LossScaler::update`]
-    /// informs the other ranks. Makes no call.
+    /// informs the other ranks. Makes no collective call.
     ///
     /// # Errors
     ///
-    /// Those of [`Averaged::unscale`](super::Averaged::unscale).
+    /// The errors of [`Averaged::unscale`](super::Averaged::unscale).
     pub fn unscale(&mut self, scaler: &mut LossScaler) -> Result<()> {
         self.done.check("unscale", Done::Unscaled)?;
         self.done = Done::Unscaled;
@@ -333,9 +334,9 @@ impl<'a> Shards<'a> {
     ///
     /// # Errors
     ///
-    /// Those of `update`, and of collectives. After an error or a panic of `update` no step can follow: this rank's
-    /// shares have changed and those of the others are unknown. Other ranks are not notified if `update` fails on one.
-    /// They wait for its shares until the timeout, unless it aborts the communicator
+    /// The errors of `update`, and of any collective. After an error or a panic of `update` no step can follow: this
+    /// rank's shares have changed, and the other ranks' shares are unknown. If `update` fails on one rank, the others
+    /// are not notified. They wait for its shares until the timeout, unless it aborts the communicator
     /// ([`Communicator::abort`](collectives::Communicator::abort)). So an `update` that fails should fail on every
     /// rank, or abort.
     pub fn update(self, mut update: impl FnMut(&mut Shard<'_>) -> Result<()>) -> Result<Updated<'a>> {
@@ -354,7 +355,7 @@ impl<'a> Shards<'a> {
     }
 }
 
-/// The updated parameters, the same on every rank, until the next step begins.
+/// The updated parameters, which are the same on every rank. They last until the next step begins.
 pub struct Updated<'a> {
     buckets: &'a mut Buckets,
 }
@@ -374,11 +375,11 @@ impl Updated<'_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if there is no such parameter, `T` is not its type, or it is in host memory.
+    /// `InvalidArgument` if there is no such parameter, `T` is not its type, or the parameters are in host memory.
     #[cfg(feature = "cuda")]
     pub fn device_parameter<T: Float>(&self, parameter: usize) -> Result<CudaView<'_, T>> {
         let (flat, range) = self.buckets.slot::<T>("device_parameter", parameter)?;
-        flat.device_view(range).ok_or_else(|| Error::argument("device_parameter", "it is in host memory: use `parameter`"))
+        flat.device_view(range).ok_or_else(|| Error::argument("device_parameter", "the parameters are in host memory: use `parameter`"))
     }
 
     /// Copies a parameter's values to a buffer of its type and length.

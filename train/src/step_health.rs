@@ -1,4 +1,4 @@
-//! Whether training steps can continue: the first error or panic in the middle of a step ends them.
+//! Records whether training steps can continue. The first error or panic in the middle of a step ends them.
 
 use std::sync::Arc;
 
@@ -23,12 +23,12 @@ impl StepHealth {
         }
     }
 
-    /// Begins a part of a step after whose failure or panic no step can follow.
+    /// Begins a part of a step. If that part fails or panics, no step can follow.
     pub(super) fn enter(&mut self) {
         self.at_work = true;
     }
 
-    /// Ends that part.
+    /// Ends the part that [`enter`](Self::enter) began.
     pub(super) fn leave<R>(&mut self, result: Result<R>) -> Result<R> {
         self.at_work = false;
         self.keep(result)

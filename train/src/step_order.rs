@@ -22,15 +22,15 @@ impl Done {
     pub(super) fn check(self, call: &'static str, next: Self) -> Result<()> {
         let before = match self {
             Self::Reduced => return Ok(()),
-            Self::ReducedOver => "reduced over copies",
+            Self::ReducedOver => "reduced over replicas",
             Self::Unscaled => "unscaled",
             Self::Clipped => "clipped",
         };
         if self < next || next == Self::Clipped {
             return Ok(());
         }
-        let order = "reduce_over comes first, then unscale, each once a step, then clip_norm or clip_to";
-        Err(Error::argument(call, format!("the gradients of this step are {before} already: {order}")))
+        let order = "call reduce_over first, then unscale, each at most once a step, then clip_norm or clip_to";
+        Err(Error::argument(call, format!("the gradients of this step are already {before}: {order}")))
     }
 }
 

@@ -14,7 +14,7 @@ pub(crate) const CONVERTED_AT_ONCE: usize = 1024;
 /// How long to wait for kernels before they are unloaded. Kernels that take longer are never unloaded.
 #[cfg(feature = "cuda")]
 pub(crate) const UNLOAD_PATIENCE: Duration = Duration::from_secs(5);
-/// The pause between two checks of whether they have ended.
+/// The pause between two checks of whether those kernels have ended.
 #[cfg(feature = "cuda")]
 pub(crate) const UNLOAD_POLL: Duration = Duration::from_millis(1);
 /// Most blocks of a kernel per multiprocessor: as many as run at once.

@@ -55,7 +55,7 @@ struct PerIteration {
     p50_us: f64,
 }
 
-/// What was measured.
+/// The call that was measured.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Cell {
     pub(super) collective: String,
@@ -105,7 +105,7 @@ pub(super) struct Figures {
 pub(super) struct Results {
     pub(super) name: String,
     pub(super) start_time: Option<String>,
-    /// What makes the results less reliable: a busy machine, an early end.
+    /// The reasons why the results are less reliable: a busy machine, an early end.
     pub(super) notes: Vec<String>,
     /// In the order in which they were measured.
     pub(super) cells: Vec<(Cell, Figures)>,
@@ -123,7 +123,7 @@ impl Results {
         let document: Document =
             serde_json::from_slice(text).map_err(|error| format!("not results that collperf wrote with -J: {error}"))?;
         if document.version != VERSION {
-            return Err(format!("it has version {} of the format, and {VERSION} is understood", document.version));
+            return Err(format!("its format has version {}, and this collperf reads version {VERSION}", document.version));
         }
         let mut measured: Vec<(Cell, Vec<Figures>)> = Vec::new();
         for row in document.results {

@@ -16,15 +16,17 @@ use file::Results;
 use peers::Peers;
 use table::Comparison;
 
-/// Compares two results that collperf wrote with -J: time, median of single calls and bus bandwidth, cell by cell.
+/// Compares two results that collperf wrote with -J: time, median of single calls and bus bandwidth of each cell (a
+/// call of one size).
 ///
-/// With one file, shows its cells by peer: that file is written by --csv with --cell-ms, and may hold lines of other
-/// libraries. For cells that were measured several times (-N) the medians count. Exit codes: 0; 1 files; 6 usage; 7 a
-/// cell took longer than --threshold allows, or has wrong elements in B.
+/// With one file, shows the times of several libraries (peers) side by side. Such a file is written by --csv with
+/// --cell-ms, and may also contain lines from other libraries. For cells that were measured several times (-N), medians
+/// are compared. Exit codes: 0 success; 1 a file error; 6 wrong command line; 7 a cell took longer than --threshold
+/// allows, or has wrong elements in B.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "collperf report", bin_name = "collperf report", max_term_width = 110)]
 pub(crate) struct Arguments {
-    /// The older results; or cells of several peers, CELLS.csv
+    /// The older results, or CELLS.csv with the cells of several libraries
     #[arg(value_name = "A.json")]
     a: PathBuf,
     /// The newer results
@@ -43,7 +45,7 @@ pub(crate) struct Arguments {
 
 fn percent(text: &str) -> Result<f64, String> {
     let percent = text.trim_end_matches('%').parse::<f64>().ok().filter(|percent| percent.is_finite() && *percent >= 0.0);
-    percent.ok_or_else(|| "a number of percent, from 0".to_owned())
+    percent.ok_or_else(|| "expected a percentage of at least 0".to_owned())
 }
 
 /// Prints the comparison.
@@ -60,7 +62,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     answer(&if arguments.markdown { comparison.markdown(threshold) } else { comparison.text(threshold) })?;
     draw(arguments, "two results", &comparison.heading(), &comparison.notes().join("; "), &comparison.series())?;
     if comparison.is_empty() {
-        return Err(Failure::internal("no cell is in both results"));
+        return Err(Failure::internal("the two results have no cell in common"));
     }
     let is_worse = arguments.threshold.is_some_and(|threshold| comparison.is_worse(threshold));
     Ok(if is_worse { CHECK } else { 0 })

@@ -1,4 +1,4 @@
-//! A file of cells that several libraries' programs have measured: the columns of `--csv` with `--cell-ms`, of which
+//! A file of cells that programs of several libraries have measured. It has the columns of `--csv` with `--cell-ms`;
 //! the first names the program.
 
 use std::fmt::Write as _;
@@ -18,7 +18,7 @@ const IN_PLACE: &str = "_inplace";
 struct Cell {
     peer: String,
     transport: String,
-    /// Collective, op, type and ranks: figures in one table have the same.
+    /// Collective, op, type and ranks, which are the same for all figures in a table.
     call: String,
     bytes: usize,
     time_us: f64,
@@ -58,8 +58,7 @@ impl Peers {
         let names = reader.headers().map_err(|error| error.to_string())?.clone();
         let column = |wanted: &str| {
             let place = names.iter().position(|name| name == wanted);
-            place
-                .ok_or_else(|| format!("give two results of -J, or one file of cells by --csv with --cell-ms, which has a column {wanted}"))
+            place.ok_or_else(|| format!("it has no column {wanted}; give two files of -J, or one file of --csv with --cell-ms"))
         };
         let wanted = ["peer", "transport", "collective", "op", "dtype", "nranks", "bytes", "lat_p50_us"];
         let places = wanted.into_iter().map(column).collect::<Result<Vec<_>, _>>()?;
@@ -178,10 +177,10 @@ fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
 fn cell(fields: &[&str]) -> Result<Cell, String> {
     let [peer, transport, collective, op, dtype, ranks, bytes, time] = fields else { return Err("too few columns".to_owned()) };
     let known: Collective = collective.parse()?;
-    let number = |text: &str| text.parse::<usize>().map_err(|_| format!("{text:?} is no number"));
+    let number = |text: &str| text.parse::<usize>().map_err(|_| format!("{text:?} is not a number"));
     let (ranks, bytes) = (number(ranks)?, number(bytes)?);
     let time_us = time.parse::<f64>().ok().filter(|time| time.is_finite() && *time > 0.0);
-    let time_us = time_us.ok_or_else(|| format!("{time:?} is no time above 0"))?;
+    let time_us = time_us.ok_or_else(|| format!("{time:?} is not a time above 0"))?;
     let (op, place) = op.strip_suffix(IN_PLACE).map_or((*op, ""), |op| (op, ", in place"));
     let words: Vec<&str> = [collective, op, *dtype].into_iter().filter(|word| *word != "none").collect();
     let call = format!("{}{place}, {ranks} ranks", words.join(" "));

@@ -10,7 +10,7 @@ use crate::report::plot::{Point, Series};
 pub(super) struct Comparison {
     a: Results,
     b: Results,
-    /// By collective, op, type and root, then size.
+    /// The cells of both, ordered by collective, op, type and root, then by size.
     both: Vec<(Cell, Figures, Figures)>,
     only_a: Vec<Cell>,
     only_b: Vec<Cell>,
@@ -53,7 +53,8 @@ impl Comparison {
     /// Returns these notes, and what makes their comparison less reliable.
     fn warnings(&self) -> Vec<String> {
         let few = self.both.iter().any(|(_, a, b)| a.times.min(b.times) < ENOUGH);
-        let chance = format!("some cells were measured fewer than {ENOUGH} times, so a difference may be chance; -N 5 measures five times");
+        let chance =
+            format!("some cells were measured fewer than {ENOUGH} times, so a difference may be due to chance; -N 5 measures five times");
         self.notes().into_iter().chain(few.then_some(chance)).collect()
     }
 
@@ -158,9 +159,9 @@ const HEADER: &str = "#   size (B)     A (us)     B (us)    B/A    A p50 (us)  B
 /// The meaning of the columns.
 const LEGEND: [&str; 4] = [
     "size: bytes of a rank's larger buffer",
-    "A, B: time of a call in microseconds, the median where it was measured several times; B/A: above 1, B is slower",
-    "p50: median of the calls of a row, each timed by itself; -: they were not",
-    "busbw: what a link carries in a second, whatever the number of ranks (10^9 bytes); more is better",
+    "A, B: time of a call in microseconds, the median if it was measured several times; B/A: above 1, B is slower",
+    "p50: median of the calls of a row, each timed separately; -: not timed separately",
+    "busbw: 10^9 bytes per second that a link carries, comparable across numbers of ranks; more is better",
 ];
 
 /// The same headings for Markdown.

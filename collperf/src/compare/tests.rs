@@ -27,7 +27,7 @@ fn cells_of_both_are_compared_and_others_listed() {
     let text = comparison.text(Some(10.0));
     for part in [
         "# A: a.json (noon)\n",
-        "# p50: median of the calls of a row, each timed by itself; -: they were not\n",
+        "# p50: median of the calls of a row, each timed separately; -: not timed separately\n",
         "# all_reduce sum float\n",
         "           8       1.00       0.50  0.500          0.50        0.25  0.500      2.000      2.000\n",
         "          16       2.00       2.50  1.250          1.00        1.25  1.250      2.000      2.000  over 10 %\n",
@@ -96,7 +96,7 @@ fn what_is_no_result_is_said_to_be_none() {
         ("", "not results that collperf wrote with -J"),
         ("[1, 2]", "not results"),
         (r#"{"version": 3}"#, "missing field `results`"),
-        (r#"{"version": 4, "results": []}"#, "version 4 of the format, and 3"),
+        (r#"{"version": 4, "results": []}"#, "version 4, and this collperf reads version 3"),
         (&timeless, "8 B all_reduce sum float: it has no time"),
     ] {
         let error = Results::parse("x".to_owned(), text.as_bytes()).unwrap_err();
@@ -132,8 +132,8 @@ fn what_are_no_cells_is_said_to_be_none() {
     for (lines, reason) in [
         ("", "it has no cells"),
         ("a,shm,all_reduce,sum,f32,2,8", "line 2: too few columns"),
-        ("a,shm,all_reduce,sum,f32,2,8,0", "line 2: \"0\" is no time above 0"),
-        ("a,shm,all_reduce,sum,f32,two,8,1", "line 2: \"two\" is no number"),
+        ("a,shm,all_reduce,sum,f32,2,8,0", "line 2: \"0\" is not a time above 0"),
+        ("a,shm,all_reduce,sum,f32,two,8,1", "line 2: \"two\" is not a number"),
         ("a,shm,all_reduc,sum,f32,2,8,1", "line 2: "),
     ] {
         let error = Peers::parse("x".to_owned(), &format!("{head}\n{lines}\n")).unwrap_err();
@@ -141,17 +141,17 @@ fn what_are_no_cells_is_said_to_be_none() {
     }
     let quoted = format!("{head}\r\n\r\n\"MPI, 4.1\",shm,all_reduce,sum,f32,2,8,1\r\n");
     assert!(Peers::parse("x".to_owned(), &quoted).unwrap().text().contains("MPI, 4.1 (us)"));
-    assert!(Peers::parse("x".to_owned(), "{}").unwrap_err().contains("which has a column peer"));
+    assert!(Peers::parse("x".to_owned(), "{}").unwrap_err().contains("it has no column peer"));
 }
 
 #[test]
 fn what_takes_from_the_worth_of_results_is_told() {
     let with = |name: &str, document: Value| Results::parse(name.to_owned(), document.to_string().as_bytes()).unwrap();
-    let busy = json!({"version": 3, "results": [], "config": {"notes": ["others keep 1.4 of 2 cores busy"]}});
+    let busy = json!({"version": 3, "results": [], "config": {"notes": ["other programs keep 1.4 of 2 cores busy"]}});
     let cut = json!({"version": 3, "results": [], "errors": ["ended by SIGINT"]});
     let comparison = Comparison::new(with("a", busy), with("b", cut));
     for text in [comparison.text(None), comparison.markdown(None)] {
-        for part in ["ote: A: others keep 1.4 of 2 cores busy", "ote: B: the run ended early: ended by SIGINT"] {
+        for part in ["ote: A: other programs keep 1.4 of 2 cores busy", "ote: B: the run ended early: ended by SIGINT"] {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
         }
     }

@@ -1,6 +1,6 @@
-//! GPUs, and NCCL.
+//! Checks the GPUs and NCCL.
 
-#![expect(unsafe_code, reason = "questions to the driver that have no safe form")]
+#![expect(unsafe_code, reason = "queries of the driver that have no safe form")]
 
 use std::env;
 use std::ffi::c_int;
@@ -21,7 +21,12 @@ pub(super) fn look() -> Vec<Finding> {
     let devices = gpus::count();
     findings.push(match &devices {
         Ok(count) => Finding::good("driver", format!("{}, {count} device{}", driver_version(), if *count == 1 { "" } else { "s" })),
-        Err(reason) => Finding::note("driver", reason, "for GPUs: install NVIDIA's driver, and give a container its devices (docker run --gpus all); without, collectives run in host memory"),
+        Err(reason) => Finding::note(
+            "driver",
+            reason,
+            "for GPUs: install NVIDIA's driver, and give a container its devices (docker run --gpus all). Without GPUs, \
+             collectives run in host memory",
+        ),
     });
     findings.push(match nccl() {
         Ok(library) => Finding::good("NCCL", format!("{}, {}", library.version(), library.path())),
@@ -29,7 +34,7 @@ pub(super) fn look() -> Vec<Finding> {
             "NCCL",
             // The rest is advice, which is given below.
             error.to_string().split(". Install").next().unwrap_or_default(),
-            "for GPUs: apt install libnccl2, or pip install nvidia-nccl-cu12 and name its libnccl.so.2 by COLLECTIVES_NCCL_LIBRARY",
+            "for GPUs: apt install libnccl2, or pip install nvidia-nccl-cu12 and set COLLECTIVES_NCCL_LIBRARY to its libnccl.so.2",
         ),
     });
     match devices.unwrap_or(0).min(MOST_DEVICES) {
@@ -54,7 +59,7 @@ fn driver_version() -> String {
     let status = unsafe { sys::cuDriverGetVersion(&mut version) };
     match status {
         sys::CUresult::CUDA_SUCCESS => format!("CUDA {}.{}", version / 1000, version % 1000 / 10),
-        status => format!("of an unknown version ({status:?})"),
+        status => format!("version unknown ({status:?})"),
     }
 }
 
@@ -84,16 +89,16 @@ fn peer_access(count: usize) -> Finding {
     Finding::note(
         "peer access",
         found,
-        "switch off ACS on the PCI bridges and the IOMMU (or virtualisation of it); NCCL copies through host memory otherwise",
+        "turn off ACS on the PCI bridges, and the IOMMU (or its virtualisation); otherwise NCCL copies through host memory",
     )
 }
 
-/// Detects NVLink by atomics on another device's memory, which NVLink has and the PCI bus lacks.
+/// Detects NVLink by atomics on another device's memory, which NVLink supports and the PCI bus does not.
 fn nvlink(count: usize) -> Finding {
     type Ask = unsafe extern "C" fn(*mut c_int, sys::CUdevice_P2PAttribute, sys::CUdevice, sys::CUdevice) -> sys::CUresult;
     // SAFETY: the driver is loaded; the function has had this form since CUDA 8.
     let Ok(ask) = (unsafe { sys::culib().get::<Ask>(b"cuDeviceGetP2PAttribute\0") }) else {
-        return Finding::note("NVLink", "not known: this driver cannot be asked", "nvidia-smi nvlink --status");
+        return Finding::note("NVLink", "not known: this driver has no query for it", "run nvidia-smi nvlink --status");
     };
     let is_linked = |one: usize, other: usize| {
         let mut has = 0;
@@ -104,13 +109,13 @@ fn nvlink(count: usize) -> Finding {
     };
     let without: Vec<(usize, usize)> = pairs(count).filter(|(one, other)| !is_linked(*one, *other)).collect();
     match without.len() {
-        0 => Finding::good("NVLink", "between all devices, by their atomics"),
+        0 => Finding::good("NVLink", "between all devices, judging by their atomics"),
         missing => {
-            let found = format!("not from {} ({missing} of {} pairs), by their atomics", listed(&without), count * (count - 1));
+            let found = format!("not from {} ({missing} of {} pairs), judging by their atomics", listed(&without), count * (count - 1));
             Finding::note(
                 "NVLink",
                 found,
-                "where the machine has it: nvidia-smi nvlink --status, and on NVSwitch machines the service nvidia-fabricmanager",
+                "if the machine has NVLink: run nvidia-smi nvlink --status; NVSwitch machines need the service nvidia-fabricmanager",
             )
         }
     }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What was checked, what was found, and what to do about it.
+/// The subject of a check, the finding, and advice.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Finding {
     pub(super) state: State,
@@ -44,7 +44,7 @@ impl Finding {
         Self::new(State::Bad, subject, found, advice)
     }
 
-    /// Returns a good finding if it `is_enough`, else a note.
+    /// Returns a good finding if `is_enough`, else a note.
     pub(super) fn judged(subject: &str, found: impl fmt::Display, is_enough: bool, advice: &str) -> Self {
         if is_enough { Self::good(subject, found) } else { Self::note(subject, found, advice) }
     }

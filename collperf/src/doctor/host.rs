@@ -1,4 +1,5 @@
-//! What the system reports about itself. What it does not report is shown as not known, and is no fault.
+//! Checks what the system reports about itself. A fact that it does not report is shown as not known, and is a note
+//! rather than a fault.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,16 +10,16 @@ use super::finding::Finding;
 use crate::machine::Load;
 use crate::sizes::human;
 
-/// Descriptors for a rank that communicates with this many others and keeps some files open.
+/// A sufficient limit of file descriptors: a rank needs one for each peer on another host.
 const ENOUGH_DESCRIPTORS: u64 = 4096;
 const LEAST_DESCRIPTORS: u64 = 256;
 /// Bytes of /dev/shm that NCCL's ranks on one host need.
 const ENOUGH_SHM: u64 = 1 << 30;
-/// Bytes that a frame should carry on a fast link, and the megabits per second from which a link is fast.
+/// The MTU that a fast link should have, and the megabits per second from which a link counts as fast.
 const LARGE_MTU: u64 = 9000;
 const FAST_LINK: u64 = 10_000;
 
-/// Ranks that should each have a core.
+/// The number of ranks that should each have a core.
 const RANKS: usize = 2;
 
 /// Checks a system whose files are below `root`.
@@ -54,17 +55,22 @@ fn cores(quota: Option<&str>) -> Finding {
         Some(allowed) if allowed < cores as f64 => Finding::note(
             "processors",
             format!("{cores}, of which the container may use {allowed:.1}"),
-            "give the container as many as it sees: a rank that is held back is waited for by all",
+            "give the container as many processors as it sees: one throttled rank delays all others",
         ),
-        _ => Finding::judged("processors", cores, cores > 1, "ranks wait in turns here; two ranks want two"),
+        _ => Finding::judged(
+            "processors",
+            cores,
+            cores > 1,
+            "ranks take turns on one processor; use a machine with a processor for each rank",
+        ),
     }
 }
 
 fn load(load: Option<Load>) -> Finding {
     match load {
-        None => Finding::note("load", "not known: /proc/stat does not say", "mount /proc"),
+        None => Finding::note("load", "not known: /proc/stat has no such figures", "mount /proc"),
         Some(load) => match load.note(RANKS) {
-            Some(note) => Finding::note("load", note, "measure when nothing else runs here; top says what does"),
+            Some(note) => Finding::note("load", note, "measure when no other program runs; top lists them"),
             None => Finding::good("load", format!("{:.1} of {} cores busy", load.busy, load.cores)),
         },
     }
@@ -73,7 +79,7 @@ fn load(load: Option<Load>) -> Finding {
 fn memory(meminfo: Option<&str>, limit: Option<&str>) -> Finding {
     let kilobytes = |line: &str| line.strip_prefix("MemAvailable:")?.trim().strip_suffix("kB")?.trim().parse::<usize>().ok();
     let Some(free) = meminfo.and_then(|text| text.lines().find_map(kilobytes)).map(|kilobytes| kilobytes.saturating_mul(1024)) else {
-        return Finding::note("memory", "not known: /proc/meminfo does not say", "mount /proc");
+        return Finding::note("memory", "not known: /proc/meminfo has no such figure", "mount /proc");
     };
     match limit.and_then(|limit| limit.parse::<usize>().ok()) {
         Some(limit) if limit < free => Finding::note(
@@ -86,7 +92,7 @@ fn memory(meminfo: Option<&str>, limit: Option<&str>) -> Finding {
 }
 
 fn descriptors(limit: u64) -> Finding {
-    let advice = "ulimit -n 65536: a rank has a descriptor for each peer on another host, and rank 0 one for each rank";
+    let advice = "ulimit -n 65536: a rank needs one for each peer on another host, and rank 0 also one for each rank";
     let found = if limit == u64::MAX { "unlimited".to_owned() } else { limit.to_string() };
     match limit {
         ..LEAST_DESCRIPTORS => Finding::bad("open files (ulimit -n)", found, advice),
@@ -98,7 +104,7 @@ fn locked_memory(limit: u64, has_infiniband: bool) -> Finding {
     let subject = "memlock (ulimit -l)";
     let found = if limit == u64::MAX { "unlimited".to_owned() } else { human(limit as usize) };
     if limit == u64::MAX || !has_infiniband {
-        let why = if has_infiniband { "" } else { "; it matters where there is InfiniBand, and here is none" };
+        let why = if has_infiniband { "" } else { "; this matters only with InfiniBand, and there is none" };
         return Finding::good(subject, format!("{found}{why}"));
     }
     Finding::note(subject, found, "ulimit -l unlimited, or LimitMEMLOCK=infinity in the service: NCCL registers memory with InfiniBand")
@@ -108,17 +114,18 @@ fn shared_memory(path: &Path) -> Finding {
     match rustix::fs::statvfs(path) {
         Ok(facts) => {
             let free = facts.f_bavail.saturating_mul(facts.f_frsize);
-            let advice =
-                "docker run --shm-size=2g (or an emptyDir of medium Memory): NCCL has its buffers there; the host backend does without";
+            let advice = "docker run --shm-size=2g (or an emptyDir of medium Memory): NCCL keeps its buffers there; the host backend does not need it";
             Finding::judged("/dev/shm", format!("{} free", human(free as usize)), free >= ENOUGH_SHM, advice)
         }
-        Err(error) => Finding::note("/dev/shm", error, "mount a tmpfs there: NCCL has its buffers there; the host backend does without"),
+        Err(error) => {
+            Finding::note("/dev/shm", error, "mount a tmpfs there: NCCL keeps its buffers in it; the host backend does not need it")
+        }
     }
 }
 
 fn huge_pages(shmem: Option<&str>) -> Finding {
     let chosen = shmem.and_then(|text| text.split('[').nth(1)?.split(']').next());
-    let advice = "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled: buffers of `alloc` have huge pages then";
+    let advice = "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled: then buffers of `alloc` use huge pages";
     match chosen {
         Some(chosen) => {
             Finding::judged("huge pages (shared)", chosen, ["advise", "always", "within_size", "force"].contains(&chosen), advice)
@@ -126,7 +133,7 @@ fn huge_pages(shmem: Option<&str>) -> Finding {
         None => Finding::note(
             "huge pages (shared)",
             "the kernel has none",
-            "a kernel with transparent huge pages; buffers of `alloc` are slower without",
+            "use a kernel with transparent huge pages; without them, buffers of `alloc` are slower",
         ),
     }
 }
@@ -138,7 +145,7 @@ fn identity(boot: Option<&str>) -> Finding {
         None => Finding::note(
             "identity of the host",
             "not known",
-            "mount /proc: ranks of other processes on this host are reached over TCP otherwise",
+            "mount /proc; otherwise ranks in other processes of this host are reached over TCP",
         ),
     }
 }
@@ -150,7 +157,7 @@ fn links(folder: &Path) -> Vec<Finding> {
     paths.sort();
     let findings: Vec<Finding> = paths.iter().filter_map(|path| link(path)).collect();
     if findings.is_empty() {
-        return vec![Finding::note("network", "no interface but the loopback one", "bring one up, for jobs of several hosts")];
+        return vec![Finding::note("network", "only the loopback interface is up", "for jobs on several hosts: bring an interface up")];
     }
     findings
 }
@@ -158,7 +165,7 @@ fn links(folder: &Path) -> Vec<Finding> {
 fn link(path: &Path) -> Option<Finding> {
     let text = |name: &str| fs::read_to_string(path.join(name)).map(|text| text.trim().to_owned()).ok();
     let name = path.file_name()?.to_string_lossy().into_owned();
-    // Some kinds report "unknown", and work.
+    // Some kinds of interface report "unknown" although they work.
     let is_up = text("operstate").is_some_and(|state| state == "up" || state == "unknown");
     if name == "lo" || !is_up {
         return None;
@@ -168,7 +175,7 @@ fn link(path: &Path) -> Option<Finding> {
     let speed = text("speed").and_then(|speed| speed.parse::<u64>().ok());
     let found = speed.map_or_else(|| format!("mtu {mtu}"), |speed| format!("mtu {mtu}, {speed} Mbit/s"));
     let is_enough = mtu >= LARGE_MTU || speed.is_none_or(|speed| speed < FAST_LINK);
-    let advice = format!("ip link set {name} mtu 9000, where all switches between the hosts allow it");
+    let advice = format!("ip link set {name} mtu 9000, if all switches between the hosts allow it");
     Some(Finding::judged(&format!("network {name}"), found, is_enough, &advice))
 }
 
@@ -208,7 +215,7 @@ mod tests {
         assert!(cores(Some("50000 100000")).found.contains("may use 0.5"));
         let with = |busy| load(Some(Load { busy, cores: 2 }));
         assert_eq!((with(1.1).state, with(0.1).state), (State::Note, State::Good));
-        assert!(with(1.1).found.contains("others keep 1.1 of 2 cores busy"));
+        assert!(with(1.1).found.contains("other programs keep 1.1 of 2 cores busy"));
         assert!(memory(Some("MemAvailable: 2048 kB"), Some("1048576")).found.contains("2 MiB free, of which the container may use 1 MiB"));
         assert_eq!(memory(Some("MemAvailable: 99999999999999999999 kB"), None).state, State::Note);
     }

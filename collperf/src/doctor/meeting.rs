@@ -1,4 +1,5 @@
-//! The store at which ranks meet, without a communicator, which would not start if a firewall separates two of them.
+//! Meets the other ranks at a store. There is no communicator, because it would not start if a firewall separated two
+//! ranks.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -26,7 +27,7 @@ const DEFAULT_PORT: u16 = 29_500;
 pub(super) struct Meeting {
     pub(super) rank: usize,
     pub(super) world_size: usize,
-    /// How long the others may take.
+    /// How long the other ranks may take to arrive.
     pub(super) timeout: Duration,
     pub(super) store: PrefixStore,
     /// The address from which this host reaches the store.
@@ -36,13 +37,13 @@ pub(super) struct Meeting {
 }
 
 impl Meeting {
-    /// Meets the others as the launcher's variables specify. `timeout` is how long the others may take.
+    /// Meets the other ranks as the launcher's variables specify. They must arrive within `timeout`.
     pub(super) fn join(timeout: Duration) -> Result<Self, Failure> {
         let (rank, world_size) = numbers()?;
         let host = variable("MASTER_ADDR").unwrap_or_else(|| Ipv4Addr::LOCALHOST.to_string());
         let port = match variable("MASTER_PORT") {
             None => DEFAULT_PORT,
-            Some(port) => port.parse().map_err(|_| Failure::usage(format!("MASTER_PORT={port:?}: not a port")))?,
+            Some(port) => port.parse().map_err(|_| Failure::usage(format!("MASTER_PORT={port:?}: expected a port number")))?,
         };
         let is_served = variable("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");
         let secret = Secret::from_env()?;
@@ -66,7 +67,9 @@ fn numbers() -> Result<(usize, usize), Failure> {
     let found = NUMBERS.into_iter().find_map(|(rank, sizes)| Some((number(rank)?, sizes.iter().find_map(|size| number(size))?)));
     match found {
         Some((rank, size)) if rank < size => Ok((rank, size)),
-        Some((rank, size)) => Err(Failure::usage(format!("doctor: rank {rank} of {size}, as the launcher's variables say, cannot be"))),
-        None => Err(Failure::usage("doctor: the launcher's variables do not say which of how many ranks this is; set RANK and WORLD_SIZE")),
+        Some((rank, size)) => {
+            Err(Failure::usage(format!("doctor: the launcher's variables give rank {rank} of {size} ranks, which are numbered from 0")))
+        }
+        None => Err(Failure::usage("doctor: the launcher's variables lack the rank or the number of ranks; set RANK and WORLD_SIZE")),
     }
 }

@@ -1,4 +1,4 @@
-//! What a machine has and lacks for jobs of this library, and what to do about it.
+//! Checks what a machine has and lacks for jobs of this library, and prints what to do about each problem.
 
 #[cfg(feature = "cuda")]
 mod devices;
@@ -19,11 +19,11 @@ use finding::{Finding, OfHost, State};
 use meeting::Meeting;
 
 /// Checks what this machine has and lacks: driver, NCCL, peer access, NVLink, memory, huge pages, limits, MTU, and
-/// whether ranks reach each other. Prints what to do about each.
+/// whether ranks can reach each other. Prints what to do about each problem.
 ///
-/// Alone it checks this machine. Under a launcher, or with -g, it also has one rank of each host connect to those of
-/// all others, and prints for other hosts what is different there. Exit code 7 if something would stop a job; a warning
-/// would not.
+/// Without a launcher or -g, checks only this machine. Otherwise one rank of each host also tries to connect to one
+/// rank of every other host. For each host after the first, only the differences are printed. The exit code is 7 if a
+/// finding is BAD, which means that jobs would fail. Notes do not change it.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "collperf doctor", bin_name = "collperf doctor", max_term_width = 110, args_override_self = true)]
 pub(crate) struct Arguments {
@@ -48,7 +48,7 @@ fn look() -> Vec<Finding> {
     #[cfg(feature = "cuda")]
     findings.extend(devices::look());
     #[cfg(not(feature = "cuda"))]
-    findings.push(Finding::note("device backend", "not in this build of collperf", "build it with the feature cuda, where there are GPUs"));
+    findings.push(Finding::note("device backend", "not in this build of collperf", "for GPUs: build collperf with the feature cuda"));
     findings
 }
 
@@ -65,7 +65,7 @@ fn among_ranks(flags: &job::Flags) -> Result<u8, Failure> {
     others.gather(&findings)?.map_or(Ok(0), |all| tell(&all))
 }
 
-/// Prints the findings on the first host, and on the others what is different there.
+/// Prints the first host's findings, and how those of each other host differ.
 fn tell(all: &[OfHost]) -> Result<u8, Failure> {
     let mut text = String::new();
     let first: BTreeMap<&str, &Finding> =
@@ -73,7 +73,7 @@ fn tell(all: &[OfHost]) -> Result<u8, Failure> {
     for (number, (host, findings)) in all.iter().enumerate() {
         let is_new = |finding: &&Finding| number == 0 || first.get(&finding.subject[..]) != Some(finding);
         let new: Vec<&Finding> = findings.iter().filter(is_new).collect();
-        text += &format!("{host}:{}\n", if new.is_empty() { " as the first" } else { "" });
+        text += &format!("{host}:{}\n", if new.is_empty() { " same as on the first host" } else { "" });
         text.extend(new.iter().map(|finding| finding.to_string()));
     }
     answer(&text)?;

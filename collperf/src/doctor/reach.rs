@@ -1,4 +1,4 @@
-//! Whether ranks of different hosts reach each other: firewalls between them, and names that lead to no host.
+//! Checks whether ranks of different hosts can connect to each other. A firewall or a wrong host name can prevent it.
 //!
 //! All findings are exchanged through the store at which the ranks meet, so they arrive even if connections between
 //! ranks are blocked.
@@ -16,7 +16,7 @@ use crate::failure::Failure;
 
 /// How long a connection may take.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Connections that are tried at the same time.
+/// The number of connections that are tried at the same time.
 const AT_ONCE: usize = 64;
 /// The key that rank 0 sets once it has read everything.
 const END: &str = "end";
@@ -46,7 +46,7 @@ impl<'a> Others<'a> {
     pub(super) fn meet(meeting: &'a Meeting) -> Result<Self, Failure> {
         let address = meeting.address;
         let listener = TcpListener::bind((address, 0)).map_err(|error| Failure::io(format!("listening at {address}"), &error))?;
-        let address = listener.local_addr().map_err(|error| Failure::io("asking where this rank listens", &error))?;
+        let address = listener.local_addr().map_err(|error| Failure::io("reading the address at which this rank listens", &error))?;
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let mine = Place { rank: meeting.rank, identity: identity(), host, address };
         meeting.store.set(&key("place", meeting.rank), &to_text(&mine)?)?;
@@ -78,13 +78,13 @@ impl<'a> Others<'a> {
 
     /// Reports which ranks are present, and tries a connection to every other host.
     pub(super) fn probe(&self) -> Vec<Finding> {
-        let came = format!("{} of {} came", self.places.len(), self.meeting.world_size);
+        let came = format!("{} of {} joined", self.places.len(), self.meeting.world_size);
         let ranks = match self.missing.as_slice() {
             [] => Finding::good("ranks", came),
             missing => {
                 let missing: Vec<String> = missing.iter().take(8).map(|rank| format!("rank {rank}")).collect();
                 let found = format!("{came} in {:.0} s; missing: {}", self.meeting.timeout.as_secs_f64(), missing.join(", "));
-                Finding::bad("ranks", found, "start all ranks, with one MASTER_ADDR and MASTER_PORT, and open that port")
+                Finding::bad("ranks", found, "start all ranks with the same MASTER_ADDR and MASTER_PORT, and open that port")
             }
         };
         vec![ranks, self.hosts()]
@@ -96,11 +96,11 @@ impl<'a> Others<'a> {
             return Finding::good("other hosts", "none in this job");
         }
         let failed: Vec<String> = others.chunks(AT_ONCE).flat_map(closed).collect();
-        let advice = "open TCP between the hosts, all ports above 1024 (iptables -L, nft list ruleset, security groups), or name another \
-                      network by COLLECTIVES_LISTEN_ADDRESS";
+        let advice = "open TCP between the hosts, all ports above 1024 (iptables -L, nft list ruleset, security groups), or select \
+                      another network with COLLECTIVES_LISTEN_ADDRESS";
         match failed.len() {
-            0 => Finding::good("other hosts", format!("{0} of {0} are reached", others.len())),
-            count => Finding::bad("other hosts", format!("{count} of {} are not reached: {}", others.len(), failed.join("; ")), advice),
+            0 => Finding::good("other hosts", format!("{0} of {0} can be reached", others.len())),
+            count => Finding::bad("other hosts", format!("{count} of {} cannot be reached: {}", others.len(), failed.join("; ")), advice),
         }
     }
 
@@ -147,11 +147,11 @@ fn identity() -> String {
 }
 
 fn to_text(value: &impl Serialize) -> Result<Vec<u8>, Failure> {
-    serde_json::to_vec(value).map_err(|error| Failure::internal(format!("writing what others are to read: {error}")))
+    serde_json::to_vec(value).map_err(|error| Failure::internal(format!("encoding a message to the other ranks: {error}")))
 }
 
 fn from_text<T: for<'de> Deserialize<'de>>(text: &[u8]) -> Result<T, Failure> {
-    serde_json::from_slice(text).map_err(|error| Failure::internal(format!("reading what another rank says: {error}")))
+    serde_json::from_slice(text).map_err(|error| Failure::internal(format!("decoding a message of another rank: {error}")))
 }
 
 fn key(what: &str, rank: usize) -> String {

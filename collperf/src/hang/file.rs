@@ -53,7 +53,7 @@ pub(super) enum State {
     Failed,
 }
 
-/// Where a call ran.
+/// The backend on which a call ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Backend {
@@ -139,13 +139,15 @@ pub(super) fn read_all(folder: &Path) -> io::Result<(Vec<Record>, Vec<Skipped>)>
 
 fn read(path: &Path) -> Result<Record, String> {
     let text = input_file::read(path).map_err(|error| error.to_string())?;
-    let record: Record = serde_json::from_slice(&text).map_err(|error| format!("not a flight record that can be read: {error}"))?;
+    let record: Record = serde_json::from_slice(&text).map_err(|error| format!("not a readable flight record: {error}"))?;
     let is_of_its_world = record.rank < record.world_size && record.ranks.len() == record.world_size;
     match () {
-        () if record.format != FORMAT => Err(format!("it says that it is a {:?}, not a {FORMAT:?}", record.format)),
-        () if record.version > VERSION => Err(format!("it has version {} of the format, and {VERSION} is understood", record.version)),
+        () if record.format != FORMAT => Err(format!("its format is {:?}, not {FORMAT:?}", record.format)),
+        () if record.version > VERSION => {
+            Err(format!("its format has version {}, and this collperf reads version {VERSION}", record.version))
+        }
         () if !is_of_its_world => {
-            Err(format!("it is of rank {} of {}, and lists {} ranks", record.rank, record.world_size, record.ranks.len()))
+            Err(format!("it is from rank {} of {} ranks, but lists {} ranks", record.rank, record.world_size, record.ranks.len()))
         }
         () => Ok(record),
     }

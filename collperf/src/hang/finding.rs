@@ -22,7 +22,7 @@ pub(super) enum Finding {
         last: Option<(String, State)>,
         /// Whether it has started the call in the background, behind others.
         has_scheduled: bool,
-        /// What its process is doing on another communicator.
+        /// The call on another communicator in which its process is stuck.
         elsewhere: Option<String>,
     },
     /// All ranks are in the same call.
@@ -51,7 +51,7 @@ pub(super) fn list(ranks: &[usize]) -> String {
     };
     let said = runs.iter().map(run).collect::<Vec<_>>().join(", ");
     match ranks.len() {
-        0 => "nobody".to_owned(),
+        0 => "no rank".to_owned(),
         1 => format!("rank {said}"),
         _ => format!("ranks {said}"),
     }

@@ -30,7 +30,7 @@ impl Group {
         groups.into_values().map(|records| Self { records }).collect()
     }
 
-    /// Returns any of the records, for what all have in common.
+    /// Returns any of the records, to read what all have in common.
     fn any(&self) -> Option<&Record> {
         self.records.values().next()
     }
@@ -44,12 +44,13 @@ impl Group {
         self.peer(rank).map_or_else(|| format!("rank {rank}"), Peer::to_string)
     }
 
-    /// Describes this communicator in a paragraph. `all` has every communicator, for what else its ranks were doing.
+    /// Describes this communicator in a paragraph. `all` has every communicator, to tell what else the ranks were
+    /// doing.
     pub(super) fn explain(&self, all: &[Group]) -> String {
         let Some(any) = self.any() else { return String::new() };
         let mut text = format!("communicator {} ({}): {} ranks; {}\n", any.pg_name, any.pg_id, any.world_size, any.wiring);
         if let Some((first, last)) = self.compared() {
-            let _ = writeln!(text, "  compared: collectives {first} to {last}, the ones that all records hold");
+            let _ = writeln!(text, "  compared: collectives {first} to {last}, which all records contain");
         }
         for finding in self.findings(all) {
             let _ = writeln!(text, "  {}", finding.in_words(self));

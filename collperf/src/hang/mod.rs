@@ -44,7 +44,7 @@ pub(crate) fn explain(folder: &Path) -> Result<String, Failure> {
     let (files, skipped) = file::read_all(folder).map_err(|error| Failure::io(format!("reading {}", folder.display()), &error))?;
     let skipped: String = skipped.iter().map(|(path, reason)| format!("skipped {}: {reason}\n", path.display())).collect();
     if files.is_empty() {
-        return Err(Failure::internal(format!("{skipped}{}: no flight records there", folder.display())));
+        return Err(Failure::internal(format!("{skipped}{}: no flight records in this folder", folder.display())));
     }
     let groups = Group::all(files);
     let circles: String = circle::all(&groups).concat();

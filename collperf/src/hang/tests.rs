@@ -66,9 +66,9 @@ fn a_rank_that_is_behind_is_named_with_its_last_call() {
     says(
         &verdict,
         &[
-            "rank 2 (host a, pid 102) is behind: it has not come to all_reduce(sum, f32, count 4) number 41",
+            "rank 2 (host a, pid 102) is behind: it has not reached all_reduce(sum, f32, count 4) number 41",
             "ranks 0, 1 waited for 19.0 s",
-            "its last call, barrier number 40, is over, and it makes no other",
+            "its last call, barrier number 40, has ended, and it has started no other",
         ],
     );
 }
@@ -85,7 +85,7 @@ fn calls_that_differ_are_named_with_who_made_them() {
             "differ from collective number 7 on: ranks 0, 2 called all_reduce(sum, f32, count 4); rank 1 called broadcast(f32, count 4, root 0)",
         ],
     );
-    assert!(!verdict.contains("behind") && !verdict.contains("every rank has come"), "{verdict}");
+    assert!(!verdict.contains("behind") && !verdict.contains("every rank has started"), "{verdict}");
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn a_rank_that_is_stuck_on_another_communicator_is_found_there() {
         &[
             "its process is in broadcast(f32, count 4, root 0) number 2 of communicator world/1 from rank 0",
             "communicator world/1 from rank 0 (id of world/1 from rank 0): 2 ranks",
-            "rank 0 (host a, pid 100) is behind: it has not come to broadcast(f32, count 4, root 0) number 2",
+            "rank 0 (host a, pid 100) is behind: it has not reached broadcast(f32, count 4, root 0) number 2",
             "it has made no call yet; its process is in all_reduce(sum, f32, count 4) number 6 of communicator world",
         ],
     );
@@ -152,7 +152,7 @@ fn a_rank_that_is_stuck_on_another_communicator_is_found_there() {
 fn a_call_that_everybody_is_in_says_who_waits_for_whom() {
     let waits = |rank: usize| [with(call(8, "all_reduce", "started"), json!({"waiting_for": [rank]}))];
     let verdict = verdict(&[record("world", 0, 2, &waits(1)), record("world", 1, 2, &waits(0))]);
-    says(&verdict, &["every rank has come to all_reduce(sum, f32, count 4) number 8", "rank 0 for rank 1; rank 1 for rank 0"]);
+    says(&verdict, &["every rank has started all_reduce(sum, f32, count 4) number 8", "rank 0 for rank 1; rank 1 for rank 0"]);
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn a_call_started_in_the_background_is_not_taken_for_made() {
     let behind = [call(7, "barrier", "started"), call(8, "all_reduce", "scheduled")];
     let there = [call(7, "barrier", "completed"), call(8, "all_reduce", "started")];
     let verdict = verdict(&[record("world", 0, 2, &there), record("world", 1, 2, &behind)]);
-    says(&verdict, &["rank 1 (host a, pid 101) is behind", "it is still in barrier number 7; it has started the call in the background"]);
+    says(&verdict, &["rank 1 (host a, pid 101) is behind", "it is still in barrier number 7; it has queued the call in the background"]);
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn messages_that_wait_are_named_with_whether_their_other_end_is_there() {
     says(
         &verdict,
         &[
-            "rank 0 (host a, pid 100) waited in recv from rank 1, tag 5 (f32, count 4); rank 1 (host a, pid 101) has no other end of it",
+            "rank 0 (host a, pid 100) waited in recv from rank 1, tag 5 (f32, count 4); rank 1 (host a, pid 101) has not started the matching call",
             "rank 1 (host a, pid 101) waited in send to rank 0, tag 6",
             "no record of rank 2",
         ],
@@ -216,7 +216,7 @@ fn files_that_are_none_are_named_and_skipped() {
 #[test]
 fn a_folder_without_records_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
-    assert!(explain(folder.path()).unwrap_err().message.contains("no flight records there"));
+    assert!(explain(folder.path()).unwrap_err().message.contains("no flight records in this folder"));
     assert!(explain(&folder.path().join("gone")).unwrap_err().message.contains("gone"));
 }
 
@@ -241,7 +241,7 @@ fn ranks_that_use_communicators_in_different_orders_are_a_circle() {
              rank 0 (host a, pid 100) waits in all_reduce(sum, f32, count 4) number 7 of communicator world; \
              rank 1 (host a, pid 101) waits in broadcast(f32, count 4, root 0) number 1 of communicator world/0; \
              use these communicators in one order on all ranks",
-            "rank 1 (host a, pid 101) is behind: it has not come to all_reduce(sum, f32, count 4) number 7",
+            "rank 1 (host a, pid 101) is behind: it has not reached all_reduce(sum, f32, count 4) number 7",
             "its process is in broadcast(f32, count 4, root 0) number 1 of communicator world/0 (id of world/0)",
         ],
     );

@@ -24,17 +24,17 @@ impl Finding {
             Finding::Behind { .. } => self.behind_in_words(group),
             Finding::AllWaiting { call, awaited } => {
                 let waits = |(rank, others): &(usize, Vec<usize>)| match others.is_empty() {
-                    true => format!("rank {rank} does not say for whom"),
+                    true => format!("rank {rank} for ranks that are not known"),
                     false => format!("rank {rank} for {}", list(others)),
                 };
                 let said: Vec<String> = awaited.iter().map(waits).collect();
-                format!("every rank has come to {call}, and it did not end: waiting were {}", said.join("; "))
+                format!("every rank has started {call}, and it did not end; still waiting: {}", said.join("; "))
             }
             Finding::Message { rank, message, peer, answer } => {
                 let peer = peer.map_or_else(String::new, |peer| group.name(peer));
                 let answer = match answer {
-                    Some(true) => format!("; its other end is under way on {peer}"),
-                    Some(false) => format!("; {peer} has no other end of it under way"),
+                    Some(true) => format!("; {peer} has started the matching call"),
+                    Some(false) => format!("; {peer} has not started the matching call"),
                     None if peer.is_empty() => String::new(),
                     None => format!("; there is no record of {peer}"),
                 };
@@ -42,7 +42,7 @@ impl Finding {
             }
             Finding::EndedEarly { rank, witnesses, reason } => {
                 format!(
-                    "{} ended before the others: {} lost it; its own record was written because: {reason}",
+                    "{} ended before the others: {} lost it; the reason for its own record: {reason}",
                     group.name(*rank),
                     list(witnesses)
                 )
@@ -56,18 +56,18 @@ impl Finding {
         let Finding::Behind { backend, rank, call, waiting, seconds, last, has_scheduled, elsewhere } = self else { return String::new() };
         let last = match last {
             None => "it has made no call yet".to_owned(),
-            Some((call, State::Completed)) => format!("its last call, {call}, is over, and it makes no other"),
+            Some((call, State::Completed)) => format!("its last call, {call}, has ended, and it has started no other"),
             Some((call, State::Started)) => format!("it is still in {call}"),
             Some((call, State::Failed)) => format!("its last call, {call}, failed"),
-            Some((call, State::Scheduled)) => format!("the last that it queued is {call}"),
+            Some((call, State::Scheduled)) => format!("the last call that it queued is {call}"),
         };
         let waited = match backend {
             Backend::Host => format!("in which {} waited for {seconds:.1} s", list(waiting)),
             Backend::Device => format!("which {} queued on the device", list(waiting)),
         };
-        let scheduled = if *has_scheduled { "; it has started the call in the background, behind others" } else { "" };
+        let scheduled = if *has_scheduled { "; it has queued the call in the background, behind others" } else { "" };
         let elsewhere = elsewhere.as_ref().map(|what| format!("; its process is in {what}")).unwrap_or_default();
-        format!("{} is behind: it has not come to {call}, {waited}; {last}{scheduled}{elsewhere}", group.name(*rank))
+        format!("{} is behind: it has not reached {call}, {waited}; {last}{scheduled}{elsewhere}", group.name(*rank))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Measurements between two ranks. One leads: it determines the repetitions, so that both do the same.
+//! Measures between two ranks. One of them leads: it decides how often to repeat, and the other follows.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ const PROBE_BYTES: usize = 64 << 10;
 const MOST_MESSAGES: f64 = 100_000.0;
 const MOST_STREAMS: usize = 4;
 
-/// The measurements of a rank with one other rank after another.
+/// Measures one rank with other ranks, one after another.
 pub(super) struct Exchange<'a> {
     comm: &'a Communicator,
     sent: Vec<u8>,
@@ -28,7 +28,7 @@ impl<'a> Exchange<'a> {
     pub(super) fn new(comm: &'a Communicator, bytes: usize, stream: Duration) -> std::result::Result<Self, Failure> {
         let buffer = || {
             let mut buffer = Vec::new();
-            buffer.try_reserve_exact(bytes).map_err(|_| Failure::internal(format!("-b {bytes}: not enough memory")))?;
+            buffer.try_reserve_exact(bytes).map_err(|_| Failure::internal(format!("-b {bytes}: not enough memory; use a smaller size")))?;
             buffer.resize(bytes, 1_u8);
             Ok::<_, Failure>(buffer)
         };
@@ -57,7 +57,7 @@ impl<'a> Exchange<'a> {
         loop {
             let goes_on = times.len() < MOST_ROUND_TRIPS && (times.len() < LEAST_ROUND_TRIPS || began.elapsed() < ROUND_TRIPS);
             let sent = Instant::now();
-            // Zero ends the exchange; the figure follows it.
+            // A zero in the first place ends the exchange; the figure is then in the second.
             let half = if goes_on { 0.0 } else { median(&mut times) / 2.0 };
             self.comm.send(&[f64::from(u8::from(goes_on)), half], other)?;
             if !goes_on {
@@ -79,8 +79,8 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Sends streams of messages, each as long as should fill the time according to the one before, until one comes
-    /// close to it.
+    /// Sends streams of messages until one takes at least half of the requested time. The length of each is estimated
+    /// from the rate of the one before.
     fn send(&self, other: usize) -> Result<f64> {
         let mut rate = self.stream_of(1, &self.sent[..self.probe()], other)?;
         for attempt in 1..=MOST_STREAMS {

@@ -10,11 +10,12 @@ pub(super) struct Matrix {
     names: Vec<(String, usize)>,
     bandwidth: Figures,
     latency: Figures,
-    /// The fraction by which something has to be worse.
+    /// The fraction by which a figure must be worse to be out of line.
     threshold: f64,
 }
 
-/// One kind of figure: medians of all measurements, and each repetition after something looked out of line.
+/// One kind of figure: the medians of all measurements, and the measurements that were repeated because something
+/// looked out of line.
 struct Figures {
     median: Table,
     again: Vec<Table>,
@@ -57,8 +58,8 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
 }
 
 impl Matrix {
-    /// Creates the matrix. Each of `measured` has a row for each member, of bandwidth to and latency with every other.
-    /// The first shows what has to be checked again, and the others whether it recurs.
+    /// Creates the matrix. Each of `measured` has a row for each member, with its bandwidth to every member and its
+    /// latency with it. The first measurement shows what must be checked again, and the others show whether it recurs.
     pub(super) fn new(names: Vec<(String, usize)>, measured: &[Vec<[f64; 2]>], threshold: f64) -> Self {
         let count = names.len();
         let figures = |which: usize| {
@@ -85,8 +86,8 @@ impl Matrix {
         self.kinds().into_iter().flat_map(|(figures, kind)| self.lines(figures, kind, true)).collect()
     }
 
-    /// Returns a line for each host and pair that is out of line in the medians; with `is_again` only those that are so
-    /// repeatedly.
+    /// Returns a line for each host and pair that is out of line in the medians; with `is_again`, only for those that
+    /// are repeatedly out of line.
     fn lines(&self, figures: &Figures, kind: Kind, is_again: bool) -> Vec<String> {
         let table = &figures.median;
         let [slow_to, slow_from] = [true, false].map(|sends| self.slow_hosts(figures, kind, sends, is_again));
@@ -100,7 +101,7 @@ impl Matrix {
                 (None, None) => continue,
             };
             if let Some((found, rest)) = to.or(from) {
-                lines.push(format!("{}: {what} {}", self.name(host), difference(kind, found, rest, "what the rest has among itself")));
+                lines.push(format!("{}: {what} {}", self.name(host), difference(kind, found, rest, "the median among the others")));
             }
         }
         let is_clear = |from: usize, to: usize| slow_to[from].is_none() && slow_from[to].is_none();
@@ -113,8 +114,8 @@ impl Matrix {
         lines
     }
 
-    /// Returns, for each host that is out of line in one direction, the figure of most of its pairs and that of the
-    /// rest among itself. With only one pair there is no rest, and so no result.
+    /// Returns two medians for each host that is out of line in one direction: that of its pairs, and that of the pairs
+    /// without it. With only one pair the second does not exist, so no host is out of line.
     fn slow_hosts(&self, figures: &Figures, kind: Kind, sends: bool, is_again: bool) -> Vec<Option<(f64, f64)>> {
         let of = |table: &Table, host: usize| table.median(|from, to| if sends { from == host } else { to == host });
         let slow = |host: usize| {
@@ -186,7 +187,7 @@ impl fmt::Display for Matrix {
         let medians = [&self.bandwidth, &self.latency].map(|figures| figures.median.median(everything).unwrap_or(0.0));
         writeln!(f, "#\n# Median: {:.2} MB/s, {:.2} us", medians[0], medians[1])?;
         if self.names.len() == 2 {
-            writeln!(f, "# One pair: its directions are compared with each other alone")?;
+            writeln!(f, "# One pair: its two directions are compared with each other")?;
         }
         let findings = self.findings();
         let percent = self.threshold * 100.0;
@@ -195,9 +196,9 @@ impl fmt::Display for Matrix {
             true if again == 0 => writeln!(f, "# Nothing is out of line by more than {percent:.0}%"),
             true => writeln!(
                 f,
-                "# Nothing is out of line by more than {percent:.0}%: something was at first, and in {again} more measurements not more often than chance has it"
+                "# Nothing is out of line by more than {percent:.0}%: the first measurement had an outlier, but {again} repeats did not confirm it beyond chance"
             ),
-            false => writeln!(f, "# Out of line by more than {percent:.0}%, in {again} measurements since this was first seen:"),
+            false => writeln!(f, "# Out of line by more than {percent:.0}%, in {again} measurements after the first:"),
         }?;
         findings.iter().try_for_each(|line| writeln!(f, "#   {line}"))
     }
@@ -287,7 +288,7 @@ mod tests {
         assert!(first.is_suspicious() && first.findings().is_empty(), "it is measured again before it is named");
         let matrix = again_and_again([vec![once], vec![quiet; 12]].concat());
         assert!(matrix.findings().is_empty());
-        assert!(matrix.to_string().contains("something was at first, and in 12 more measurements not more often than chance has it"));
+        assert!(matrix.to_string().contains("the first measurement had an outlier, but 12 repeats did not confirm it beyond chance"));
     }
 
     #[test]
@@ -316,10 +317,7 @@ mod tests {
         for count in [3, 4, 5, 13] {
             let sends: Vec<_> = (0..count).filter(|other| *other != 2).map(|other| (2, other, 0.01)).collect();
             let findings = matrix(count, &sends, &[]).findings();
-            assert_eq!(
-                findings,
-                ["2 (h2, rank 4): to others bandwidth 0.01 MB/s, 99% less than what the rest has among itself, 1.00 MB/s"]
-            );
+            assert_eq!(findings, ["2 (h2, rank 4): to others bandwidth 0.01 MB/s, 99% less than the median among the others, 1.00 MB/s"]);
             let both: Vec<_> = sends.iter().flat_map(|(from, to, value)| [(*from, *to, *value), (*to, *from, *value)]).collect();
             let findings = matrix(count, &both, &[]).findings();
             assert!(findings.len() == 1 && findings[0].starts_with("2 (h2, rank 4): to and from others "), "{findings:?}");
@@ -333,7 +331,7 @@ mod tests {
             "# 2: h2, rank 4\n",
             "     0         -      1.00      0.25\n",
             "# Median: 1.00 MB/s, 10.00 us\n",
-            "# Out of line by more than 50%, in 12 measurements since this was first seen:\n",
+            "# Out of line by more than 50%, in 12 measurements after the first:\n",
         ] {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
         }

@@ -18,47 +18,48 @@ use matrix::Matrix;
 
 /// Measures every pair of hosts, and names pairs and hosts that are out of line with the rest.
 ///
-/// One rank of each host takes part, and half as many pairs as hosts are measured at a time, so that every host is in
-/// one of them: round trips for latency, then a stream of messages in each direction for bandwidth. In host memory,
-/// over what the host backend uses between hosts.
+/// One rank of each host takes part. At any time, each host is in one pair, so half as many pairs as hosts are measured
+/// at once. Each pair makes round trips for latency, then sends a stream of messages in each direction for bandwidth.
+/// Messages are in host memory, and use the host backend's links between hosts.
 ///
-/// A host is out of line if most of what it sends (or gets) is slower than what the others exchange, and a pair if it
-/// is slower while its hosts are not. What looks so is measured again, with all others and shorter streams, and named
-/// only if it recurs more often than by chance. Exit code 7 if --threshold is given and something is named.
+/// A host is out of line if most of its pairs, in one direction, are slower than the pairs of the others. A pair is out
+/// of line if it is slower although its hosts are not. If anything looks out of line, all pairs are measured again,
+/// with shorter streams. A host or pair is named only if that confirms it beyond chance. The exit code is 7 if
+/// --threshold is given and any host or pair is named.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "collperf pairs", bin_name = "collperf pairs", max_term_width = 110, args_override_self = true)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     job: job::Flags,
-    /// What pairs are made of
+    /// Measure pairs of hosts or pairs of ranks
     #[arg(long, value_enum, default_value_t = Of::Hosts)]
     of: Of,
-    /// Bytes of each message of a stream
+    /// Size of each message of a stream, in bytes
     #[arg(short = 'b', long = "bytes", value_name = "SIZE", default_value = "1M", value_parser = sizes::parse)]
     bytes: usize,
     /// How long each stream runs, approximately
     #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     stream_ms: u32,
-    /// By how many percent something has to be slower to be out of line [default: 50]
+    /// How many percent slower than the rest a host or pair must be to be out of line [default: 50]
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=99))]
     threshold: Option<u8>,
 }
 
-/// What pairs are made of.
+/// The members of pairs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Of {
-    /// Hosts, by their first ranks
+    /// Hosts, each represented by its first rank
     Hosts,
-    /// Ranks
+    /// All ranks
     Ranks,
 }
 
-/// The largest message; a pair holds two of them.
+/// The largest message, in bytes; each rank holds two.
 const MOST_BYTES: usize = 1 << 30;
 /// The default of `--threshold`, in percent.
 const DEFAULT_THRESHOLD: u8 = 50;
-/// How often everything is measured again if something looks out of line, and by how much streams are shorter then. Two
-/// or three members have few figures to compare, and so need more repetitions.
+/// How often all pairs are measured again if something looks out of line, and how many times shorter the streams are
+/// then. Two or three members have few figures to compare, and so need more repetitions.
 const AGAIN: usize = 8;
 const AGAIN_OF_FEW: usize = 12;
 const FEW: usize = 3;
@@ -67,7 +68,7 @@ const SHORTER: u32 = 4;
 /// Measures all pairs; rank 0 prints the results.
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     if !(1..=MOST_BYTES).contains(&arguments.bytes) {
-        return Err(Failure::usage(format!("-b {}: a message has 1 byte to 1G", arguments.bytes)));
+        return Err(Failure::usage(format!("-b {}: expected a size from 1 byte to 1G", arguments.bytes)));
     }
     job::run(&arguments.job, |comm| {
         let members = members(comm, arguments.of)?;
@@ -99,16 +100,16 @@ fn members(comm: &Communicator, of: Of) -> Result<Vec<usize>, Failure> {
     let members: Vec<usize> = (0..local.len()).filter(|rank| of == Of::Ranks || local[*rank] == 0).collect();
     match (members.len(), of) {
         (1, Of::Hosts) => Err(Failure::usage(format!(
-            "pairs: all ranks ({}) are on one host, which makes no pair; --of ranks measures pairs of ranks",
+            "pairs: all ranks ({}) are on one host, so there are no pairs of hosts; use --of ranks",
             comm.world_size()
         ))),
-        (1, Of::Ranks) => Err(Failure::usage("pairs: one rank makes no pair; start more, with -g or a launcher")),
+        (1, Of::Ranks) => Err(Failure::usage("pairs: there is only one rank; start more, with -g or a launcher")),
         _ => Ok(members),
     }
 }
 
-/// Runs all rounds. Returns each member's measurements as a row of pairs of 10^6 bytes per second and microseconds;
-/// zeros for itself.
+/// Runs all rounds. Returns a row for each member: its bandwidth to every member in 10^6 bytes per second, its latency
+/// in microseconds, and zeros for itself.
 fn measure(comm: &Communicator, members: &[usize], bytes: usize, stream: Duration) -> Result<Vec<[f64; 2]>, Failure> {
     let count = members.len();
     let me = members.iter().position(|rank| *rank == comm.rank());

@@ -1,7 +1,8 @@
-//! Which pairs are measured at the same time.
+//! Chooses which pairs are measured at the same time.
 
-/// Returns rounds in which each member is in at most one pair. After all rounds each has met each other one once: one
-/// keeps its place, and the others rotate. With an odd number one member rests in each round.
+/// Returns rounds of pairs. In a round, each member is in at most one pair; over all rounds, it meets every other
+/// member once. One member keeps its place, and the others rotate. If the number of members is odd, one rests in each
+/// round.
 pub(super) fn all(count: usize) -> Vec<Vec<(usize, usize)>> {
     let even = count + count % 2;
     let round = |round: usize| {

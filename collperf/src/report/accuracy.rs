@@ -5,7 +5,7 @@ use std::fmt;
 use crate::row::Row;
 use crate::sizes::human;
 
-/// The largest factor, in either direction, with which a prediction counts as good.
+/// The largest factor between predicted and measured time, in either direction, at which a prediction counts as good.
 const GOOD: f64 = 1.5;
 
 /// The accuracy of the predictions so far.
@@ -36,8 +36,12 @@ impl Accuracy {
 
 impl fmt::Display for Accuracy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some((factor, what)) = &self.worst else { return f.write_str("Predictions: none of what was measured") };
-        write!(f, "Predictions within a factor of {GOOD}: {} of {}; the worst by {factor:.2}: {what}", self.good, self.cells)
+        let Some((factor, what)) = &self.worst else { return f.write_str("Predictions: none for the measured calls") };
+        write!(
+            f,
+            "Predictions within a factor of {GOOD}: {} of {}; the worst is off by a factor of {factor:.2}: {what}",
+            self.good, self.cells
+        )
     }
 }
 
@@ -74,7 +78,7 @@ mod tests {
         accuracy.add(&row(&[10.0, 4.0]));
         accuracy.add(&row(&[15.0, 20.0]));
         let text = accuracy.to_string();
-        assert!(text.contains("2 of 4") && text.contains("by 2.50: all_reduce of 1 KiB in place, 4.00 us predicted"), "{text}");
+        assert!(text.contains("2 of 4") && text.contains("by a factor of 2.50: all_reduce of 1 KiB in place, 4.00 us predicted"), "{text}");
     }
 
     #[test]

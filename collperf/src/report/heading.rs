@@ -58,7 +58,7 @@ fn notes(text: &mut String, settings: &Settings, facts: &RunFacts, collective: C
     match settings.blocking {
         Blocking::No => {}
         Blocking::Wait => *text += "# Blocking Enabled: wait for completion of each call\n",
-        Blocking::Barrier => *text += "# Blocking Enabled: wait for completion and barrier after each call, in the time\n",
+        Blocking::Barrier => *text += "# Blocking Enabled: wait for completion and barrier after each call; time includes barrier\n",
         Blocking::UntimedBarrier => *text += "# Blocking Enabled: wait for completion and barrier after each call; time excludes barrier\n",
     }
     if settings.columns.predictions {
@@ -68,13 +68,13 @@ fn notes(text: &mut String, settings: &Settings, facts: &RunFacts, collective: C
         *text += &format!("# {}{note}\n", if is_warning { "note: " } else { "" });
     }
     if facts.on.is_device() && collective == Collective::Barrier {
-        *text += "# A barrier is the host backend's, whatever the backend\n";
+        *text += "# A barrier runs on the host backend, even with --backend device\n";
     }
 }
 
 /// The meaning of the columns of predictions.
-const PREDICTIONS: &str = "# algorithm: how the library does a call of this size\n\
-    # predicted: the time that its cost model gives that, after calls of six sizes that were measured here\n\
+const PREDICTIONS: &str = "# algorithm: the library's algorithm for a call of this size\n\
+    # predicted: the time, interpolated from calls of six sizes that were measured here\n\
     # ratio: predicted over measured time\n";
 
 #[cfg(test)]
@@ -125,7 +125,7 @@ mod tests {
         ];
         expected.into_iter().for_each(|part| assert!(text.contains(part), "{part:?} is not in\n{text}"));
         let barrier = heading(&settings, &RunFacts::example_on_devices(1), Collective::Barrier);
-        assert!(barrier.contains("# A barrier is the host backend's"), "{barrier}");
+        assert!(barrier.contains("# A barrier runs on the host backend"), "{barrier}");
     }
 
     #[test]
@@ -148,7 +148,7 @@ mod tests {
         for line in [
             "bound to: core (rank 0: cpu 0, rank 1: cpus 1,3)",
             "Links between hosts are encrypted",
-            "note: others keep 1.4 of 2 cores busy: times will be too high",
+            "note: other programs keep 1.4 of 2 cores busy, so times will be too high",
             "ratio: predicted over measured time",
         ] {
             assert!(text.contains(&format!("# {line}\n")), "{line:?} is not in\n{text}");
@@ -156,6 +156,6 @@ mod tests {
         let text = heading(&settings("collperf broadcast"), &RunFacts::example(2), Collective::Broadcast);
         assert!(!text.contains("encrypted") && !text.contains("note:") && !text.contains("ratio:"), "{text}");
         let text = markdown::heading(&settings("collperf broadcast --markdown"), &facts, Collective::Broadcast);
-        assert!(text.contains("\nNote: others keep 1.4 of 2 cores busy") && text.contains("encrypted"), "{text}");
+        assert!(text.contains("\nNote: other programs keep 1.4 of 2 cores busy") && text.contains("encrypted"), "{text}");
     }
 }

@@ -74,17 +74,17 @@ impl Page<'_> {
         self.errors.iter().for_each(|error| paragraph(false, &format!("The run ended early: {error}")));
         let Totals { failed_checks, mean_busbw, reached } = *self.totals;
         match failed_checks {
-            _ if !self.halves().any(|(_, half, _)| half.wrong.is_some()) => paragraph(true, "No answer was checked."),
-            0 => paragraph(true, "All answers that were checked are right."),
-            count => paragraph(false, &format!("Wrong answers in {count} of the results below.")),
+            _ if !self.halves().any(|(_, half, _)| half.wrong.is_some()) => paragraph(true, "No result was checked."),
+            0 => paragraph(true, "All results that were checked are correct."),
+            count => paragraph(false, &format!("Wrong elements in {count} of the results below.")),
         }
         let floor = match reached {
             None => "",
-            Some(true) => ", which reaches the floor that was asked for",
-            Some(false) => ", below the floor that was asked for",
+            Some(true) => ", which is enough for NCCL_TESTS_MIN_BW",
+            Some(false) => ", less than nine tenths of NCCL_TESTS_MIN_BW",
         };
         paragraph(reached != Some(false), &format!("Mean bus bandwidth {mean_busbw:.4} GB/s{floor}."));
-        self.refused.iter().for_each(|refusal| paragraph(false, &format!("Not run, since it cannot be: {refusal}")));
+        self.refused.iter().for_each(|refusal| paragraph(false, &format!("Not run, because it is not supported: {refusal}")));
     }
 
     fn halves(&self) -> impl Iterator<Item = (&Row, &Half, bool)> {
@@ -246,7 +246,7 @@ mod tests {
         let page = document(&[row(Some(0))], 0, &[]);
         for part in [
             "<title>all_reduce over 2 ranks on 1 host</title>",
-            "All answers that were checked are right.",
+            "All results that were checked are correct.",
             "<svg ",
             "<td>all_reduce</td><td>sum</td><td>float</td><td>–</td><td>two</td><td class=\"number\">1024</td>",
             "<td class=\"number\">0.512</td>",
@@ -266,9 +266,9 @@ mod tests {
     fn wrong_answers_and_early_ends_are_seen_first() {
         let page = document(&[row(Some(3))], 1, &["rank 1 of 2 is gone".to_owned()]);
         let at = |part: &str| page.find(part).unwrap_or_else(|| panic!("{part:?} is not in\n{page}"));
-        assert!(at("The run ended early: rank 1 of 2 is gone") < at("Wrong answers in 1 of the results below."));
-        assert!(at("Wrong answers") < at("<svg ") && at("<svg ") < at("<td class=\"number bad\">3</td>"));
-        assert!(document(&[row(None)], 0, &[]).contains("No answer was checked."));
+        assert!(at("The run ended early: rank 1 of 2 is gone") < at("Wrong elements in 1 of the results below."));
+        assert!(at("Wrong elements") < at("<svg ") && at("<svg ") < at("<td class=\"number bad\">3</td>"));
+        assert!(document(&[row(None)], 0, &[]).contains("No result was checked."));
         assert!(document(&[], 0, &[]).contains("nothing measured"));
     }
 
@@ -279,7 +279,7 @@ mod tests {
         facts.machine.load = Some(Load { busy: 1.4, cores: 2 });
         let page = document_of(&facts, &[row(None)], 0, &[]);
         for part in [
-            "<p class=\"verdict bad\">Others keep 1.4 of 2 cores busy: times will be too high.</p>",
+            "<p class=\"verdict bad\">Other programs keep 1.4 of 2 cores busy, so times will be too high.</p>",
             "<p class=\"below\">Links between hosts are encrypted.</p>",
             "there is no device backend: no driver.</p>",
         ] {

@@ -48,7 +48,7 @@ struct Config<'a> {
     transport: &'static str,
     ranks: usize,
     kernel: &'a str,
-    /// What rank 0's host binds ranks to.
+    /// The kind of binding on rank 0's host.
     #[serde(skip_serializing_if = "Option::is_none")]
     bound_to: Option<&'a str>,
     /// On rank 0's host before the run: cores that other processes kept busy, and cores that ranks may use.
@@ -56,7 +56,7 @@ struct Config<'a> {
     busy_cores: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cores: Option<usize>,
-    /// What makes the figures less reliable.
+    /// The reasons why the figures are less reliable.
     notes: Vec<String>,
     encrypted: &'static str,
     devices: Vec<Device<'a>>,
@@ -333,7 +333,7 @@ mod tests {
         assert_eq!((&json["out_of_bounds"]["okay"], &json["average_bus_bandwidth"]["okay"]), (&"false".into(), &"unchecked".into()));
         assert_eq!((&json["config"]["step_factor"], json["config"].get("step_bytes")), (&2.into(), None));
         assert_eq!((&json["config"]["busy_cores"], &json["config"]["cores"]), (&1.25.into(), &2.into()));
-        assert_eq!(json["config"]["notes"][0], "others keep 1.2 of 2 cores busy: times will be too high");
+        assert_eq!(json["config"]["notes"][0], "other programs keep 1.2 of 2 cores busy, so times will be too high");
         assert_eq!(json["config"]["encrypted"], "false");
         assert_eq!(json["config"]["devices"][1]["device_hex"], "host");
         assert_eq!((&json["config"]["bound_to"], &json["config"]["devices"][1]["processors"]), (&"core".into(), &"1,3".into()));

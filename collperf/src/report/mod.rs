@@ -36,7 +36,7 @@ pub(crate) use output::{answer, end_unread, say, tell_written};
 use output::{has_table, unwritten};
 use results::{Results, Shared, Tally, locked, write_when_interrupted};
 
-/// How long after another rank's end a signal that ended both may arrive.
+/// How long to wait, after another rank was lost, for a signal that may have ended both.
 const SIGNALS_COME: Duration = Duration::from_millis(200);
 
 /// All output of a run.
@@ -141,7 +141,7 @@ impl<'a> Report<'a> {
         self.print(&table::footer(&collective.program(), here.failed_checks, here.mean_busbw(), here.reached(self.settings)))
     }
 
-    /// Prints how much of a device's memory a rank's buffers take, how much is in use there, and how much there is.
+    /// Prints three amounts of a device's memory: in a rank's buffers, in use, and in total.
     pub(crate) fn memory(&mut self, bytes: [usize; 3]) -> Result<(), Failure> {
         let [buffers, used, total] = bytes.map(human);
         let text = format!("{buffers} in buffers, {used} of {total} in use");
@@ -153,7 +153,7 @@ impl<'a> Report<'a> {
         self.bar.finish_and_clear();
         let refused = locked(&self.results).refused().to_vec();
         if !refused.is_empty() {
-            let mut text = String::from("# Not run, since it cannot be:\n");
+            let mut text = String::from("# Not run, because it is not supported:\n");
             refused.iter().for_each(|refusal| text += &format!("#   {refusal}\n"));
             if self.has_table { self.print(&text)? } else { say(text.trim_end()) }
         }
@@ -170,12 +170,12 @@ impl<'a> Report<'a> {
     /// Writes the results so far when a run ends early.
     pub(crate) fn abandon(self, failure: &Failure) {
         if failure.lost_a_peer {
-            // The signal that ended that rank may be about to reach this one, and is the better reason.
+            // The signal that ended that rank may be about to reach this one, and would be the better reason.
             thread::sleep(SIGNALS_COME);
         }
         self.bar.abandon();
         match locked(&self.results).abandon(failure) {
-            Ok(written) => written.iter().for_each(|file| say(&format!("wrote what there was to {file}"))),
+            Ok(written) => written.iter().for_each(|file| say(&format!("wrote the results so far to {file}"))),
             Err(error) => say(&error.message),
         }
     }
@@ -195,11 +195,11 @@ impl<'a> Report<'a> {
         written.map_err(|error| self.unwritten("writing to standard output", &error))
     }
 
-    /// Returns the failure for text that could not be written. If the output has no reader any more, writes the results
-    /// that are to be kept before this program ends.
+    /// Returns the failure for text that could not be written. If the output has no reader any more, first writes the
+    /// files, because this program then ends.
     fn unwritten(&self, doing: &str, error: &io::Error) -> Failure {
         if error.kind() == io::ErrorKind::BrokenPipe
-            && let Err(failure) = locked(&self.results).interrupt("ended as nobody read its output any more")
+            && let Err(failure) = locked(&self.results).interrupt("no process reads its output any more")
         {
             say(&failure.message);
         }

@@ -1,7 +1,7 @@
 //! Figures over size, as SVG: time and bus bandwidth side by side.
 //!
-//! Written without a plotting library: panels with logarithmic axes are little more than lines and text, and the ticks
-//! (powers of two across, decades up) can be placed as readers of such figures expect.
+//! Written without a plotting library: panels with logarithmic axes are little more than lines and text. The ticks can
+//! be placed as readers of such figures expect: powers of two across, decades up.
 
 use std::fmt::Write as _;
 
@@ -71,7 +71,7 @@ impl Figure {
 pub(super) struct Title<'a> {
     pub(super) heading: &'a str,
     pub(super) below: &'a str,
-    /// What makes the figures less reliable; may be empty.
+    /// The reasons why the figures are less reliable; may be empty.
     pub(super) warning: &'a str,
 }
 
@@ -101,7 +101,7 @@ impl Block<'_> {
         self.bottom() + TO_LEGEND
     }
 
-    /// Returns three columns, or two if that leaves no line half empty.
+    /// Returns the number of columns: three, or two if all lines are then full.
     fn legend_columns(&self) -> usize {
         if matches!(self.series.len(), 2 | 4) { 2 } else { 3 }
     }
@@ -116,7 +116,7 @@ impl Block<'_> {
 pub(super) fn picture(title: Option<&Title<'_>>, series: &[Series]) -> String {
     let blocks = blocks(series);
     let end = blocks.last().map_or(0.0, |block| block.legend_top() + block.legend_height() + 12.0);
-    // Without a title, the picture begins below its place.
+    // Without a title, the picture begins below the title's place.
     let top = if title.is_some() { 0.0 } else { TITLE_HEIGHT };
     let height = end - top;
     let mut svg = format!(

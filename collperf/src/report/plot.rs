@@ -25,8 +25,8 @@ pub(crate) fn compared(heading: &str, below: &str, warning: &str, series: &[Seri
     picture(Some(&Title { heading, below, warning }), series)
 }
 
-/// Returns the rows as lines of sizes. Out of place and in place have the same colour. A size that was measured several
-/// times is one point, the median, with the range of all measurements around it.
+/// Returns the rows as lines over size. Out of place and in place have the same colour. A size that was measured
+/// several times is one point, the median, with the range of all measurements around it.
 fn series(rows: &[Row]) -> Vec<Series> {
     let mut lines: Vec<Line> = Vec::new();
     let mut colours: Vec<String> = Vec::new();
@@ -225,6 +225,9 @@ mod tests {
         let mut facts = RunFacts::example(2);
         assert!(!draw(&[], &facts, "shm").contains("busy"));
         facts.machine.load = Some(crate::machine::Load { busy: 1.4, cores: 2 });
-        assert!(draw(&[], &facts, "shm").contains("text-anchor=\"end\">others keep 1.4 of 2 cores busy: times will be too high</text>"));
+        assert!(
+            draw(&[], &facts, "shm")
+                .contains("text-anchor=\"end\">other programs keep 1.4 of 2 cores busy, so times will be too high</text>")
+        );
     }
 }

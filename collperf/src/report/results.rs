@@ -28,10 +28,11 @@ pub(super) struct Results {
     is_written: bool,
 }
 
-/// What the figures of single calls in a page describe. Those of a row come from other calls than its time.
-const OF_CALLS: &str = "time, algbw and busbw are of calls one after the other, from the first to the end of the last. mean to most are of as many more \
-    calls, each timed by itself on its slowest rank: such a call does not overlap the next, and takes longer.";
-const OF_CELLS: &str = "mean to most are of samples, each of some calls one after the other behind a barrier; time is p50.";
+/// The meaning of the columns of single calls in an HTML page. In a sweep, they describe other calls than the columns
+/// before them.
+const OF_CALLS: &str = "time, algbw and busbw describe consecutive calls, from the start of the first to the end of the last. mean to most \
+    describe as many further calls, each timed separately on its slowest rank. Such a call does not overlap the next one, so it takes longer.";
+const OF_CELLS: &str = "mean to most describe samples. Each sample consists of several consecutive calls after a barrier. time is p50.";
 
 /// The format of a file.
 #[derive(Debug, Clone, Copy)]
@@ -183,14 +184,14 @@ pub(super) fn write_when_interrupted(results: &Shared, bar: &ProgressBar) {
         let mut results = locked(&results);
         bar.abandon();
         match results.interrupt(&format!("ended by {name}")) {
-            Ok(written) => written.iter().for_each(|file| say(&format!("{name}: wrote what there was to {file}"))),
+            Ok(written) => written.iter().for_each(|file| say(&format!("{name}: wrote the results so far to {file}"))),
             Err(failure) => say(&failure.message),
         }
         let _ = emulate_default_handler(signal);
         true
     });
     if let Err(error) = listens {
-        say(&format!("a run that is interrupted will leave no results: waiting for signals: {error}"));
+        say(&format!("waiting for signals: {error}; if the run is interrupted, it leaves no results"));
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a run needs of a backend: memory, the wait for calls, and their times.
+//! The operations of a backend that a run needs: memory, the wait for calls, and their times.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::inputs::Sample;
 use crate::layout::Run;
 
-/// Where buffers are, and how to wait for calls on them.
+/// The memory of buffers, and the wait for calls on them.
 pub(super) trait Backend {
     /// Elements on this backend.
     type Memory<'p, T: Sample>: Memory<T>
@@ -22,7 +22,7 @@ pub(super) trait Backend {
     /// Returns the number of elements after which inputs of a row of `bytes` bytes may repeat.
     fn period(bytes: usize) -> usize;
 
-    /// Returns two buffers of this many elements each, which begin this many elements after an aligned address. Earlier
+    /// Returns two buffers of `length` elements each, which begin `unalign` elements after an aligned address. Earlier
     /// buffers must not be in use any more.
     fn buffers<T: Sample>(&self, length: usize, unalign: usize) -> std::result::Result<[Self::Memory<'_, T>; 2], Failure>;
 
@@ -35,7 +35,7 @@ pub(super) trait Backend {
     /// Returns the microseconds between two points in time, both of which have passed.
     fn between(&self, from: &Self::Mark, to: &Self::Mark) -> Result<f64>;
 
-    /// Returns the bytes of this rank's buffers on its device, those that all use there, and the total there. Zeros if
+    /// Returns three numbers of bytes on this rank's device: in its buffers, in use, and in total. They are zero if
     /// there is no device.
     fn memory_use(&self) -> Result<[u64; 3]>;
 
@@ -48,11 +48,11 @@ pub(super) trait Backend {
 
 /// A buffer of a backend.
 pub(super) trait Memory<T: Sample> {
-    /// Its beginning, to be read.
+    /// The beginning of a buffer, for reading.
     type Part<'a>: Buffer<Element = T>
     where
         Self: 'a;
-    /// Its beginning, to be written.
+    /// The beginning of a buffer, for writing.
     type PartMut<'a>: BufferMut<Element = T>
     where
         Self: 'a;
@@ -69,7 +69,7 @@ pub(super) trait Memory<T: Sample> {
     /// Whether calls that are recorded together, and run one after the other, may write the same elements.
     const HAS_GROUPS: bool;
 
-    /// Returns the first elements `times` times, for such calls; once if there are no such calls.
+    /// Returns the first elements `times` times, for the calls of a group; once if there are no groups.
     fn parts_mut(&mut self, length: usize, times: usize) -> Vec<Self::PartMut<'_>>;
 
     /// Copies the first elements of another buffer to a place in this one, in the order of calls.
@@ -81,7 +81,7 @@ pub(super) trait Memory<T: Sample> {
     /// Fills a run with `values`, which are repeated if the run is longer.
     fn write(&mut self, run: Run, values: &[T]) -> Result<()>;
 
-    /// Compares a run with such values, bit by bit. Calls `wrong` for every element that differs, with its index, its
-    /// value as text, and the expected value.
+    /// Compares a run with `values`, repeated in the same way, bit by bit. Calls `wrong` for every element that
+    /// differs, with its index, its value as text, and the expected value.
     fn compare(&self, run: Run, values: &[T], wrong: impl FnMut(usize, String, T)) -> Result<()>;
 }

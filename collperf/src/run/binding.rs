@@ -16,7 +16,7 @@ pub(super) fn bind(world: &Communicator, settings: &Settings) -> Result<Bound, F
     let failed = share(world, &[u64::from(binding.is_err())])?;
     let binding = binding?;
     if let Some(other) = failed.iter().position(|failed| *failed == 1) {
-        return Err(Failure::usage(format!("rank {other} cannot be bound, and says why")));
+        return Err(Failure::usage(format!("rank {other} cannot be bound, and has printed the reason")));
     }
     let all = share(world, &name(&processors_here()))?;
     let processors = all.chunks_exact(name("").len()).map(text).collect();
@@ -42,9 +42,9 @@ fn unless_asked(world: &Communicator, settings: &Settings) -> Option<String> {
         return None;
     }
     if let Some(variable) = settings.launcher {
-        return Some(format!("that is for the launcher to decide, which has set {variable}"));
+        return Some(format!("left to the launcher, which has set {variable}"));
     }
-    is_on_device(world).then(|| "ranks on devices have threads of NCCL's beside them".to_owned())
+    is_on_device(world).then(|| "on devices, NCCL has its own threads".to_owned())
 }
 
 #[cfg(feature = "cuda")]

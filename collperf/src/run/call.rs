@@ -53,13 +53,13 @@ macro_rules! one_buffer {
 pub(super) struct Call<'a> {
     pub(super) comm: &'a Communicator,
     pub(super) collective: Collective,
-    /// The op as this rank calls it; without meaning if nothing is reduced.
+    /// The op that this rank passes; it has no meaning if nothing is reduced.
     op: ReduceOp,
     /// Elements per block, or of the whole vector.
     count: usize,
     /// Elements of all blocks.
     whole: usize,
-    /// The shares of the uneven forms; in `all_to_all_v`, this rank's to and from each other rank.
+    /// The shares of the uneven forms; in `all_to_all_v`, the lengths of this rank's blocks to and from every rank.
     counts: Vec<usize>,
     rank: usize,
     next: usize,
@@ -187,8 +187,8 @@ impl<'a> Call<'a> {
         group.recv(target, self.previous)
     }
 
-    /// Does an all-gather in which each message doubles what ranks have: in step k with the rank whose number differs
-    /// in bit k. `target` holds this rank's block if `source` is `None`.
+    /// Does an all-gather in which each step doubles the data that ranks have. In step k, a rank exchanges messages
+    /// with the rank whose number differs in bit k. `target` holds this rank's block if `source` is `None`.
     fn hypercube<T: Sample, M: Memory<T>>(&self, source: Option<&M>, target: &mut M) -> Result<()> {
         if let Some(source) = source {
             target.copy_from(source, self.count, self.rank * self.count)?;

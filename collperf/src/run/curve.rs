@@ -6,7 +6,7 @@ pub(super) struct Curve(pub(super) Vec<(f64, f64)>);
 
 impl Curve {
     /// Returns the microseconds of a call on `bytes` bytes; `None` if nothing was measured. Interpolates linearly
-    /// between the logarithms of both. Beyond the largest size, each byte takes as long as there.
+    /// between the logarithms of both. Beyond the largest size, the time per byte is the same as at that size.
     pub(super) fn at(&self, bytes: usize) -> Option<f64> {
         let bytes = bytes as f64;
         let above = self.0.partition_point(|(size, _)| *size < bytes);

@@ -69,13 +69,13 @@ impl<'a> OnDevice<'a> {
         let storage = || Storage::new(device, stream, bytes, settings.device.register);
         let storage = [storage()?, storage()?];
         let pattern = Allocation::new(context, Self::PERIOD * ELEMENT_BYTES)?;
-        // The driver does not allocate memory while a rank's calls wait for another's on the same device.
+        // The driver does not allocate memory while calls of one rank wait for those of another on the same device.
         comm.barrier()?;
         Ok(Self { comm, device, stream, end, bytes, storage, pattern })
     }
 
     /// The number of elements after which inputs repeat. It has no factor above 16 in common with the length of a
-    /// chunk, so data that lands in the place of other data is noticed.
+    /// chunk. So data that lands in the place of other data is noticed.
     const PERIOD: usize = 16 * 4093;
 
     /// Describes the device, in the form that [`crate::facts::Gpu`] reads.
@@ -157,7 +157,7 @@ impl Backend for OnDevice<'_> {
     }
 
     fn memory_use(&self) -> Result<[u64; 3]> {
-        let (free, total) = self.device.context().mem_get_info().map_err(|error| cuda("asking for free memory", error))?;
+        let (free, total) = self.device.context().mem_get_info().map_err(|error| cuda("reading the amount of free memory", error))?;
         Ok([2 * self.bytes as u64, total.saturating_sub(free) as u64, total as u64])
     }
 
@@ -242,7 +242,7 @@ pub(super) struct Elements<'p, T> {
 
 impl<T: Sample> Elements<'_, T> {
     fn view(&self, length: usize) -> RawDeviceSlice<'_, T> {
-        assert!(length <= self.length, "a call on {length} of {} elements", self.length);
+        assert!(length <= self.length, "a call needs {length} elements, and the buffer has {}", self.length);
         // SAFETY:
         // - the memory was allocated for at least `self.length` elements, and is freed after the stream has been waited
         //   for;
@@ -320,7 +320,11 @@ impl<T: Sample> Memory<T> for Elements<'_, T> {
     }
 
     fn apart(&mut self, read: Range<usize>, written: Range<usize>) -> (RawDeviceSlice<'_, T>, RawDeviceSlice<'_, T>) {
-        assert!(read.end <= self.length && written.end <= self.length, "{read:?} and {written:?} of {} elements", self.length);
+        assert!(
+            read.end <= self.length && written.end <= self.length,
+            "{read:?} and {written:?} must lie in a buffer of {} elements",
+            self.length
+        );
         // SAFETY: as in `view`; both ranges lie in the memory.
         let slice = |range: Range<usize>| unsafe { RawDeviceSlice::new(self.stream.context(), self.at(range.start), range.len()) };
         (slice(read), slice(written))
@@ -346,7 +350,7 @@ impl<T: Sample> Memory<T> for Elements<'_, T> {
     }
 
     fn clear(&mut self, length: usize) -> Result<()> {
-        assert!(length <= self.length, "{length} of {} elements", self.length);
+        assert!(length <= self.length, "cannot clear {length} elements of a buffer of {}", self.length);
         let bytes = length * size_of::<T>();
         if bytes == 0 {
             return Ok(());
@@ -359,7 +363,7 @@ impl<T: Sample> Memory<T> for Elements<'_, T> {
         if run.length == 0 {
             return Ok(());
         }
-        assert!(run.start + run.length <= self.length, "{run:?} of {} elements", self.length);
+        assert!(run.start + run.length <= self.length, "{run:?} must lie in a buffer of {} elements", self.length);
         self.repeat(self.at(run.start), &bytes_of(values), run.length * size_of::<T>())
     }
 
@@ -367,7 +371,7 @@ impl<T: Sample> Memory<T> for Elements<'_, T> {
         if run.length == 0 {
             return Ok(());
         }
-        assert!(run.start + run.length <= self.length, "{run:?} of {} elements", self.length);
+        assert!(run.start + run.length <= self.length, "{run:?} must lie in a buffer of {} elements", self.length);
         let right = bytes_of(values);
         // Most results are correct; only wrong ones are copied and compared here.
         if self.count_wrong(&run, &right)? == 0 {

@@ -15,10 +15,10 @@ use crate::inputs::Sample;
 use crate::layout::Run;
 use crate::settings::Register;
 
-/// The largest rows, in bytes, whose inputs are made element by element. Those of larger rows repeat, since making them
-/// would take longer than measuring.
+/// The largest row, in bytes, whose inputs are all made individually. The inputs of larger rows repeat, because making
+/// all of them would take longer than measuring.
 const MADE_BYTES: usize = 16 << 20;
-/// The number of elements after which they repeat: a prime, so that data in another chunk's place is noticed.
+/// The number of elements after which inputs repeat: a prime, so that data in another chunk's place is noticed.
 const PERIOD: usize = (1 << 18) + 3;
 
 /// The host backend.

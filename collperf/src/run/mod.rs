@@ -74,7 +74,9 @@ impl Ranks<'_> {
         settings.check_root(least)?;
         let rooted = settings.collectives.iter().any(|collective| collective.is_rooted());
         if rooted && settings.root.is_none() && sizes.iter().any(|size| *size != sizes[0]) {
-            return Err(Failure::usage("-r -1: the groups of NCCL_TESTS_SPLIT differ in size, so they have no roots in common"));
+            return Err(Failure::usage(
+                "-r -1: the groups of NCCL_TESTS_SPLIT differ in size, so some roots do not exist in every group; give one root",
+            ));
         }
         let refusal = |collective: &Collective| sizes.iter().find_map(|size| collective.check_ranks(*size as usize).err());
         settings.collectives.iter().find_map(refusal).map_or(Ok(()), |refusal| Err(Failure::usage(refusal)))
@@ -134,9 +136,11 @@ fn check_room(ranks: &Ranks<'_>, settings: &Settings) -> Result<(), Failure> {
     let largest = largest_buffer(settings, ranks.comm.world_size());
     let needed = largest.saturating_mul(2 * ranks.world.local_world_size());
     match available_memory().filter(|available| needed > *available) {
-        Some(available) => {
-            Err(Failure::internal(format!("this host's ranks need {}, and {} are free; use a smaller -e", human(needed), human(available))))
-        }
+        Some(available) => Err(Failure::internal(format!(
+            "the ranks of this host need {} of memory, but only {} are free; use a smaller -e",
+            human(needed),
+            human(available)
+        ))),
         None => Ok(()),
     }
 }

@@ -36,8 +36,8 @@ impl<P: Backend> Session<'_, P> {
     /// Measures everything that was requested for one collective.
     pub(super) fn collective(&mut self, collective: Collective) -> Result<(), Failure> {
         if self.settings.columns.predictions {
-            // For each collective: virtual processors are moved, after which a flag takes ten times as long for a
-            // while.
+            // Measured for each collective: after a virtual processor has been moved, a flag takes ten times as long
+            // for a while.
             self.curve = self.curve_of(collective)?;
         }
         if let Some(report) = &mut self.report {

@@ -5,7 +5,7 @@ use collectives::{DType, ReduceOp};
 use crate::collective::Collective;
 use crate::settings::Settings;
 
-/// What a row is about, except its size.
+/// The subject of a row: everything except its size.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Subject {
     pub(super) collective: Collective,

@@ -104,8 +104,8 @@ impl<P: Backend> Session<'_, P> {
         Ok(())
     }
 
-    /// Measures a row of sampled cells. For rooted collectives each call has the next root: calls that do not wait for
-    /// other ranks would queue up, and the figure would not be a latency.
+    /// Measures a row of sampled cells. In a rooted collective, each call has the next root. With one root, calls that
+    /// do not wait for other ranks would queue up, and the figure would not be a latency.
     fn cell<T: Sample>(&mut self, subject: Subject, count: usize, buffers: &mut [P::Memory<'_, T>; 2]) -> Result<Row, Failure> {
         let Subject { collective, op, root: first_root } = subject;
         let mut row = self.empty_row::<T>(subject, count);

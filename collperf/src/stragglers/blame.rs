@@ -1,4 +1,4 @@
-//! How much time each rank costs the others.
+//! Computes how much time each rank costs the others.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::statistics::{Spread, are_most, is_evidence, standing_out};
 pub(super) struct Blame {
     ranks: Vec<RankBlame>,
     rounds: usize,
-    /// The time of all rounds together, in microseconds: each is as long as its last rank's.
+    /// The time of all rounds together, in microseconds. A round takes as long as its last rank.
     total: f64,
     /// The fraction of it that a rank must cost to be named.
     threshold: f64,
@@ -32,8 +32,8 @@ struct RankBlame {
 /// of them.
 const STRETCHES: usize = 12;
 
-/// If several ranks are slow together, none of them alone costs anything. A rank with this many times the others'
-/// median is therefore reported, too.
+/// The ratio of a rank's median to the others' at which the rank is reported even if it costs nothing. If several ranks
+/// are slow together, none of them alone costs anything.
 const SLOWER: f64 = 1.25;
 
 impl RankBlame {
@@ -69,8 +69,8 @@ impl Blame {
         (self.total > 0.0 && self.ranks[worst].cost >= self.threshold * self.total).then_some(worst)
     }
 
-    /// Returns that rank, if it leads in most stretches, and in more than chance explains: if all were equal, any of
-    /// them could lead in a stretch that has a leader.
+    /// Returns the costliest rank, if it leads in most stretches, and in more than chance explains. If all ranks were
+    /// equal, each would be equally likely to lead in a stretch that has a leader.
     pub(super) fn straggler(&self) -> Option<usize> {
         let (count, with_leader) = (self.ranks.len(), self.ranks.iter().map(|rank| rank.led).sum());
         let leads = |rank: &usize| {
@@ -93,7 +93,7 @@ impl Blame {
 impl fmt::Display for Blame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { ranks, rounds, total, threshold, stretches } = self;
-        writeln!(f, "# {rounds} rounds of work in {:.2} s, each as long as its last rank", total / 1e6)?;
+        writeln!(f, "# {rounds} rounds of work in {:.2} s; a round takes as long as its last rank", total / 1e6)?;
         writeln!(f, "# {:>4}  {:>10}  {:>10}  {:>10}  {:>6}  {:>8}", "rank", "p50 (us)", "p99 (us)", "max (us)", "last", "cost (%)")?;
         for (number, rank) in ranks.iter().enumerate() {
             let [p50, p99, most] = rank.work.as_ref().map_or([0.0; 3], |work| [work.p50, work.p99, work.max]);
@@ -103,7 +103,11 @@ impl fmt::Display for Blame {
         for (number, rank) in ranks.iter().enumerate() {
             let (mine, others) = (rank.median(), self.others(number));
             if rank.is_slower && mine > others {
-                writeln!(f, "# Slower than the others in the median: rank {number} ({}), {mine:.0} us to {others:.0} us", rank.name)?;
+                writeln!(
+                    f,
+                    "# Slower than the others in the median: rank {number} ({}), {mine:.0} us; the others: {others:.0} us",
+                    rank.name
+                )?;
             }
         }
         let percent = threshold * 100.0;
@@ -112,8 +116,8 @@ impl fmt::Display for Blame {
                 None => writeln!(f, "# No rank costs the others {percent:.0}% of the time"),
                 Some(most) => writeln!(
                     f,
-                    "# No rank is named: rank {most} costs most, {:.1}% of the time, but it does so in {} of {stretches} stretches of the run alone; \
-                     chance can do that; more --seconds tell more",
+                    "# No rank is named: rank {most} costs most, {:.1}% of the time, but in only {} of {stretches} stretches of the run, \
+                     which can be chance; use a longer run (--seconds)",
                     self.part(&ranks[most]),
                     ranks[most].led
                 ),

@@ -1,4 +1,4 @@
-//! Which rank the others wait for.
+//! Finds the rank that the others wait for.
 
 mod blame;
 mod waits;
@@ -18,15 +18,15 @@ use work::Work;
 
 /// Names the rank that others wait for.
 ///
-/// Every rank repeatedly does the same piece of work on its processor and in memory, and then a barrier. The time by
-/// which a round exceeds its second-last rank is attributed to the last one. Clocks of hosts need not agree: each rank
-/// times only its own work. A rank whose links are slow is found by collperf pairs.
+/// Every rank repeatedly does the same piece of work, on its processor and in memory, and then enters a barrier. In
+/// each round, the cost of the last rank is the time by which it is later than the second-last. The clocks of hosts
+/// need not agree: each rank times only its own work. To find a rank whose links are slow, use collperf pairs.
 ///
-/// A rank is named if it costs the others --threshold of the time, and does so in most stretches of the run, so that
-/// chance does not explain it. Time in which a rank waited for a core that something else had is not its own: it is
-/// attributed to the host.
+/// A rank is named if it costs the others at least --threshold percent of the time. It must do so in most stretches of
+/// the run, and more often than by chance. Time in which a rank waited for a core that another program used counts
+/// against the host, not the rank.
 ///
-/// Exit code 7 if --threshold is given and a rank or host is named.
+/// The exit code is 7 if --threshold is given and a rank or host is named.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "collperf stragglers", bin_name = "collperf stragglers", max_term_width = 110, args_override_self = true)]
 pub(crate) struct Arguments {
@@ -38,7 +38,7 @@ pub(crate) struct Arguments {
     /// How long the whole run takes, approximately
     #[arg(long, value_name = "SECONDS", default_value_t = 2.0, value_parser = seconds)]
     seconds: f64,
-    /// The percentage of all time that others must wait for a rank, for it to be named [default: 10]
+    /// Name a rank if the others wait for it for this percentage of the time [default: 10]
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=99))]
     threshold: Option<u8>,
 }
@@ -53,7 +53,7 @@ const DEFAULT_THRESHOLD: u8 = 10;
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     job::run(&arguments.job, |comm| {
         if comm.world_size() < 2 {
-            return Err(Failure::usage("stragglers: one rank waits for nobody; start more, with -g or a launcher"));
+            return Err(Failure::usage("stragglers: there is only one rank; start more, with -g or a launcher"));
         }
         let notes = job::busy_hosts(comm)?;
         let all = rounds(comm, arguments)?;
@@ -104,5 +104,5 @@ fn seconds(text: &str) -> Result<f64, String> {
     text.parse()
         .ok()
         .filter(|seconds| (0.01..=86_400.0).contains(seconds))
-        .ok_or_else(|| "not a number of seconds from 0.01 to 86400".to_owned())
+        .ok_or_else(|| "expected a number of seconds from 0.01 to 86400".to_owned())
 }

@@ -1,4 +1,5 @@
-//! The time in which ranks needed a core that another process had. It is attributed to their host, not to a rank.
+//! Measures the time that ranks spent waiting for a core that another process used. It counts against their host, not
+//! against a rank.
 
 use std::fmt;
 use std::fs::File;
@@ -29,7 +30,7 @@ impl Waited {
         Self(File::open("/proc/thread-self/schedstat").ok())
     }
 
-    /// Returns it in microseconds; 0 if the kernel does not report it.
+    /// Returns this time in microseconds; 0 if the kernel does not report it.
     pub(super) fn so_far(&self) -> f64 {
         let mut text = [0; 96];
         let length = self.0.as_ref().and_then(|file| file.read_at(&mut text, 0).ok()).unwrap_or(0);
@@ -38,7 +39,7 @@ impl Waited {
     }
 }
 
-/// How much ranks waited, and whether one host's ranks thereby cost the others time.
+/// How much ranks waited, and whether the ranks of one host cost the others time in this way.
 pub(super) struct Waits {
     /// Each host's name, and the fraction of its ranks' time that they waited.
     hosts: Vec<(String, f64)>,
@@ -73,8 +74,8 @@ impl Waits {
         Self { hosts: names.into_iter().map(|name| (name.clone(), waited(name))).collect(), blame }
     }
 
-    /// Returns the host whose ranks the others wait for, by the same rule as for a rank, if the cause is a lack of
-    /// cores.
+    /// Returns the host whose ranks the others wait for because it has too few cores. The rule is the same as for a
+    /// rank.
     pub(super) fn straggler(&self) -> Option<usize> {
         self.blame.straggler().filter(|host| self.hosts.len() > 1 && self.hosts[*host].1 >= TOLD)
     }
@@ -86,12 +87,12 @@ impl fmt::Display for Waits {
             let percent = part * 100.0;
             writeln!(
                 f,
-                "# note: on {name} ranks waited {percent:.0}% of the time for a core that something else had; that is not counted above"
+                "# note: on {name}, ranks waited {percent:.0}% of the time for a core that another program used; that is not counted above"
             )?;
         }
         match self.straggler() {
             Some(host) => {
-                writeln!(f, "# The others wait for {}: it has too few cores for its ranks and what else runs there", self.hosts[host].0)
+                writeln!(f, "# The others wait for {}: it has too few cores for its ranks and the other programs there", self.hosts[host].0)
             }
             None => Ok(()),
         }
@@ -115,11 +116,11 @@ mod tests {
         let own: Vec<Vec<f64>> = all.iter().map(|rank| rank.iter().map(Round::own).collect()).collect();
         assert_eq!(Blame::new(hosts.to_vec(), &own, 0.1).straggler(), None);
         let text = waits.to_string();
-        assert!(text.contains("# note: on b ranks waited 64% of the time") && text.contains("# The others wait for b: "), "{text}");
-        assert!(!text.contains("on a "), "{text}");
+        assert!(text.contains("# note: on b, ranks waited 64% of the time") && text.contains("# The others wait for b: "), "{text}");
+        assert!(!text.contains("on a,"), "{text}");
         // With one host there are no others.
         let waits = Waits::new(&["b", "b"].map(str::to_owned), &all[2..], 0.1);
-        assert!(waits.straggler().is_none() && waits.to_string().contains("# note: on b"));
+        assert!(waits.straggler().is_none() && waits.to_string().contains("# note: on b,"));
     }
 
     #[test]

@@ -93,7 +93,7 @@ fn ranks_that_are_more_than_the_cores_are_not_bound() {
 #[test]
 fn why_there_is_no_binding_is_said() {
     let (one, crowded) = on_one_processor(|| told(&collperf("-g 2").output().unwrap()));
-    assert_eq!(crowded, format!("none (2 ranks and 1 processor that may be used, rank 0: cpu {one}, rank 1: cpu {one})"));
+    assert_eq!(crowded, format!("none (2 ranks, but only 1 processor may be used, rank 0: cpu {one}, rank 1: cpu {one})"));
     let (one, alone) = on_one_processor(|| told(&collperf("-g 1").output().unwrap()));
     assert_eq!(alone, format!("core (rank 0: cpu {one})"));
     assert!(told(&collperf("-g 2 --bind none").output().unwrap()).starts_with("none (rank 0: cpu"));
@@ -103,7 +103,7 @@ fn why_there_is_no_binding_is_said() {
 fn another_launcher_decides_unless_it_is_asked_for() {
     let ended = run_ranks(2, || collperf(""));
     let line = told(&ended[0]);
-    assert!(line.starts_with("none (that is for the launcher to decide, which has set RANK, rank 0: cpu"), "{line}");
+    assert!(line.starts_with("none (left to the launcher, which has set RANK, rank 0: cpu"), "{line}");
     if of_two_cores().is_some() {
         let line = told(&run_ranks(2, || collperf("--bind core"))[0]);
         assert!(line.starts_with("core (rank 0: cpu"), "{line}");

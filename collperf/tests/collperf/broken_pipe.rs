@@ -120,7 +120,7 @@ fn an_interrupted_run_leaves_what_it_has() {
         read.join().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(code(output.status), 128 + signal.as_raw(), "{flags}: {said}");
-        assert!(said.contains("wrote what there was to r.json\n"), "{flags}: {said}");
+        assert!(said.contains("wrote the results so far to r.json\n"), "{flags}: {said}");
         assert_kept(folder.path(), "ended by SIG");
     }
 }
@@ -134,7 +134,7 @@ fn a_run_whose_reader_goes_leaves_what_it_has() {
         drop(reader);
         let output = child.wait_with_output().unwrap();
         assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{flags}");
-        assert_kept(folder.path(), "nobody read its output");
+        assert_kept(folder.path(), "no process reads its output");
     }
 }
 

@@ -75,7 +75,7 @@ fn a_rank_that_does_not_come_is_bad() {
     command.env("RANK", "0").env("WORLD_SIZE", "2").env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port);
     let output = command.output().unwrap();
     let text = said(&output);
-    assert!(output.status.code() == Some(7) && text.contains("1 of 2 came in 1 s; missing: rank 1"), "{output:?}");
+    assert!(output.status.code() == Some(7) && text.contains("1 of 2 joined in 1 s; missing: rank 1"), "{output:?}");
     // Other tasks end with the exit code of this error.
     for task in ["pairs", "stragglers"] {
         let mut command = Command::new(COLLPERF);
@@ -104,12 +104,12 @@ fn hosts_that_do_not_reach_each_other_are_named() {
         Err(why) => skip!("network namespaces cannot be made: {why}"),
     };
     let (text, code) = on_hosts(&hosts, 41);
-    assert!(code == Some(0) && line(&text, "other hosts").contains("2 of 2 are reached"), "{text}");
+    assert!(code == Some(0) && line(&text, "other hosts").contains("2 of 2 can be reached"), "{text}");
     // A firewall on host 1 that blocks everything to host 2.
     if let Err(why) = run("ip", &["-n", &hosts.space(1), "route", "add", "prohibit", "10.99.41.3/32"]) {
         skip!("a route cannot be closed: {why}");
     }
     let (text, code) = on_hosts(&hosts, 41);
     assert_eq!(code, Some(7), "{text}");
-    assert!(text.contains("1 of 2 are not reached: rank 2 at 10.99.41.3") && text.contains("-> open TCP between the hosts"), "{text}");
+    assert!(text.contains("1 of 2 cannot be reached: rank 2 at 10.99.41.3") && text.contains("-> open TCP between the hosts"), "{text}");
 }

@@ -50,9 +50,9 @@ fn ranks_are_processes_times_threads_times_gpus() {
 #[test]
 fn what_processes_cannot_be_is_refused() {
     for (flags, words) in [
-        ("-g 2 --ranks process", "-g 2 --ranks process: RANK makes this process one of a job's"),
-        ("-t 2 --ranks process", "-t 2 --ranks process: -t counts threads"),
-        ("-t 4096 -g 4096", "ask for 16777216 ranks"),
+        ("-g 2 --ranks process", "-g 2 --ranks process: RANK is set, so a launcher has started this process"),
+        ("-t 2 --ranks process", "-t 2 --ranks process: -t starts ranks as threads"),
+        ("-t 4096 -g 4096", "16777216 ranks in one process"),
     ] {
         for ended in run_ranks(2, || command(&format!("all_reduce --sizes 8 {flags}"), &[])) {
             assert_eq!(ended.status.code(), Some(6), "{ended:?}");
@@ -68,7 +68,7 @@ fn what_processes_cannot_be_is_refused() {
         count.set(count.get() + 1);
         command(&format!("all_reduce --sizes 8 -g {}", count.get()), &[])
     });
-    assert!(ended.iter().any(|rank| String::from_utf8_lossy(&rank.stderr).contains("was given other arguments than rank 0")), "{ended:?}");
+    assert!(ended.iter().any(|rank| String::from_utf8_lossy(&rank.stderr).contains("has different arguments from rank 0")), "{ended:?}");
 }
 
 #[test]
@@ -99,10 +99,10 @@ fn groups_that_cannot_be_are_refused() {
     }
     assert!(with("MOD 2", "reduce -r -1").contains("differ in size"));
     assert!(with("MOD 2", "reduce -r 1").contains("-r 1: there are 1 ranks"));
-    assert!(with("MOD 1", "hypercube").contains("3 ranks are no power of two"));
+    assert!(with("MOD 1", "hypercube").contains("must be a power of two, and there are 3"));
     assert!(with("MOD 2", "all_reduce --cell-ms 5").contains("--cell-ms"));
     assert!(refusal(command("all_reduce -g 2", &[("NCCL_TESTS_SPLIT_MASK", "1ffffffff")])).contains("is not a number"));
-    assert!(refusal(command("hypercube -g 6", &[])).contains("hypercube: 6 ranks are no power of two"));
+    assert!(refusal(command("hypercube -g 6", &[])).contains("hypercube: the number of ranks must be a power of two, and there are 6"));
     assert!(refusal(command("hypercube -g 4 -m 2", &[])).contains("-m 2 of hypercube"));
     assert!(refusal(command("all_reduce -D 1 -R 2", &[])).contains("-D 1: "));
     assert!(refusal(command("alltoallv", &[("NCCL_TESTS_ALLTOALLV_SPREAD", "0")])).contains("NCCL_TESTS_ALLTOALLV_SPREAD"));

@@ -61,13 +61,13 @@ fn a_link_has_the_defaults_of_nccl_tests() {
 fn links_that_cannot_be_are_errors() {
     let folder = tempfile::tempdir().unwrap();
     let at = |path: &Path, more: &str| run(COLLPERF, &format!("install-links {} {more}", path.display()));
-    refused(&at(&folder.path().join("absent"), ""), 6, "not a folder");
+    refused(&at(&folder.path().join("absent"), ""), 6, "there is no such folder");
     refused(&at(folder.path(), "--suffix mpi"), 6, "must begin with _");
     refused(&at(folder.path(), "--suffix _a/b"), 6, "must begin with _");
     refused(&run(COLLPERF, "install-links"), 6, "FOLDER");
     // A file that is no link is kept, and no link is created.
     fs::write(folder.path().join("gather_perf"), "mine").unwrap();
-    refused(&at(folder.path(), ""), 6, "gather_perf: there is a file that is no link");
+    refused(&at(folder.path(), ""), 6, "gather_perf: a file exists there that is not a link");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     // No user can write there, not even root.
     refused(&at(Path::new("/proc"), ""), 1, "linking /proc/");

@@ -143,12 +143,12 @@ fn ranks_of_one_host_make_pairs_where_that_is_asked_for() {
 fn what_has_no_pairs_is_refused() {
     for (arguments, words) in [
         ("pairs -g 3", "all ranks (3) are on one host"),
-        ("pairs -g 1 --of ranks", "one rank makes no pair"),
-        ("pairs -b 0", "-b 0: a message has 1 byte"),
-        ("pairs -b 2G", "a message has 1 byte to 1G"),
+        ("pairs -g 1 --of ranks", "there is only one rank"),
+        ("pairs -b 0", "-b 0: expected a size from 1 byte"),
+        ("pairs -b 2G", "expected a size from 1 byte to 1G"),
         ("pairs --threshold 100", "--threshold"),
         ("pairs --stream-ms 0", "--stream-ms"),
-        ("stragglers -g 1", "one rank waits for nobody"),
+        ("stragglers -g 1", "stragglers: there is only one rank"),
         ("stragglers --seconds 0", "--seconds"),
         ("stragglers --seconds inf", "--seconds"),
         ("stragglers --work-us 1", "--work-us"),

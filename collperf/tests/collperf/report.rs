@@ -79,7 +79,7 @@ fn a_page_of_one_file_tells_a_run() {
     assert_eq!(code, Some(0), "{complaint}");
     let page = std::fs::read_to_string(folder.path().join("page.html")).unwrap();
     for part in
-        ["2 collectives over 3 ranks on 1 host", "All answers that were checked are right.", "<svg", "<td>barrier</td>", &flags.join(" ")]
+        ["2 collectives over 3 ranks on 1 host", "All results that were checked are correct.", "<svg", "<td>barrier</td>", &flags.join(" ")]
     {
         assert!(page.contains(part), "{part:?} is not in\n{page}");
     }

@@ -57,7 +57,7 @@ fn a_folder_without_traces_is_an_error_in_words() {
     std::fs::write(folder.path().join("trace-x.json"), "{").unwrap();
     let (code, _, complaint) = collperf(&["trace", &folder.path().display().to_string()]);
     assert_eq!(code, Some(1));
-    assert!(complaint.contains("not JSON") && complaint.contains("no traces there"), "{complaint}");
+    assert!(complaint.contains("not JSON") && complaint.contains("no traces in this folder"), "{complaint}");
     let (code, _, complaint) = collperf(&["trace", &folder.path().join("none").display().to_string()]);
     assert!(code == Some(1) && complaint.contains("reading"), "{complaint}");
 }

@@ -75,7 +75,7 @@ fn caches_and_nodes_have_all_of_their_processors() {
     }
     let refused = collrun("-n 2 --bind-to socket", "true").output().unwrap();
     assert_eq!(refused.status.code(), Some(2), "{refused:?}");
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("there are none, core, cache (also l3cache) and numa"), "{refused:?}");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("expected none, core, cache (or l3cache) or numa"), "{refused:?}");
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn a_mask_that_was_inherited_is_kept_to() {
     let (one, masks) = on_one_processor(|| masks("-n 2"));
     assert_eq!(masks, vec![Processors::from([one]); 2]);
     let (_, refused) = on_one_processor(|| collrun("-n 2 --bind core", "true").output().unwrap());
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("2 ranks and 1 core that may be used"), "{refused:?}");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("2 ranks, but only 1 core may be used"), "{refused:?}");
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn what_ranks_are_bound_to_is_said_where_that_is_asked_for() {
     };
     assert_eq!(said("-n 2 --bind none"), "collrun: bound to: none\n");
     let (one, crowded) = on_one_processor(|| said("-n 2"));
-    assert_eq!(crowded, "collrun: bound to: none (2 ranks and 1 processor that may be used)\n");
+    assert_eq!(crowded, "collrun: bound to: none (2 ranks, but only 1 processor may be used)\n");
     let (_, alone) = on_one_processor(|| said("-n 1"));
     assert_eq!(alone, format!("collrun: bound to: core (rank 0: cpu {one})\n"));
     let Some(here) = of_two_cores() else { return };

@@ -181,7 +181,7 @@ fn variables_do_what_their_flags_do_and_give_way_to_them() {
     assert!(run("--max-restarts 0", &[("PET_MAX_RESTARTS", "often")], "true").status.success());
     let output = run("", &[("PET_MAX_RESTARTS", "1")], "exit 3");
     assert!(
-        output.status.code() == Some(3) && String::from_utf8_lossy(&output.stderr).contains("starting all ranks anew, 1 of 1"),
+        output.status.code() == Some(3) && String::from_utf8_lossy(&output.stderr).contains("restarting all ranks, 1 of 1"),
         "{output:?}"
     );
     // The first failure is reported to the launcher above this one.

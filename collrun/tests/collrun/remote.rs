@@ -135,7 +135,7 @@ fn ranks_there_are_started_anew_after_a_failure() {
     let mut lines: Vec<_> = String::from_utf8_lossy(&run.stdout).lines().map(str::to_owned).collect();
     lines.sort();
     assert!(run.status.success() && lines == ["[far 0] again 0", "[far 1] again 1"], "{run:?}");
-    assert!(said(&run).contains("collrun on far: starting all ranks anew, 1 of 1, since failed rank 1 "), "{run:?}");
+    assert!(said(&run).contains("collrun on far: restarting all ranks, 1 of 1, after a failure: rank 1 "), "{run:?}");
     let run = ssh.output("--hosts far --nproc-per-node 2 --max-restarts 1", "exit 7");
     assert!(run.status.code() == Some(7) && said(&run).lines().last().unwrap_or_default().contains("first failure"), "{run:?}");
 }
@@ -158,9 +158,12 @@ fn hosts_that_cannot_be_reached_are_named() {
     let run = ssh.output("--hosts absent", "true");
     let text = said(&run);
     assert_eq!(run.status.code(), Some(255), "{run:?}");
-    assert!(text.contains("No route to host\ncollrun: the connection to absent ended (exit status: 255): can it be reached"), "{text}");
+    assert!(
+        text.contains("No route to host\ncollrun: the connection to absent ended (exit status: 255): check that it can be reached"),
+        "{text}"
+    );
     let run = ssh.output("--hosts far --remote-collrun /absent/collrun", "true");
-    assert!(run.status.code() == Some(127) && said(&run).contains("is /absent/collrun there?"), "{run:?}");
+    assert!(run.status.code() == Some(127) && said(&run).contains("/absent/collrun or the program is missing there"), "{run:?}");
     let run = ssh.output("--hosts far --ssh /absent/ssh", "true");
     assert!(run.status.code() == Some(127) && said(&run).contains("starting /absent/ssh for far"), "{run:?}");
     let run =
@@ -184,12 +187,12 @@ fn words_that_contradict_each_other_are_refused() {
         ("--hosts far --nnodes 2", "cannot be used with"),
         ("--hosts far --local-addr 10.0.0.1", "cannot be used with"),
         ("--hosts far:2 --nproc-per-node 2", "given twice"),
-        ("--hosts far:2,near:3", "every host gets as many ranks"),
-        ("--hosts=-oProxyCommand=x", "none of"),
-        ("--hosts me@-oProxyCommand=id", "--hosts, entry 1: \"me@-oProxyCommand=id\" is none of"),
-        ("--hosts far,a$(id)", "--hosts, entry 2: \"a$(id)\" is none of"),
-        ("--hostfile bad", "--hostfile bad, line 2: \"a`id`\" is none of"),
-        ("--hosts far --env NOT_SET_ANYWHERE", "not set here"),
+        ("--hosts far:2,near:3", "every host must have the same number of ranks"),
+        ("--hosts=-oProxyCommand=x", "is not a host"),
+        ("--hosts me@-oProxyCommand=id", "--hosts, entry 1: \"me@-oProxyCommand=id\" is not a host"),
+        ("--hosts far,a$(id)", "--hosts, entry 2: \"a$(id)\" is not a host"),
+        ("--hostfile bad", "--hostfile bad, line 2: \"a`id`\" is not a host"),
+        ("--hosts far --env NOT_SET_ANYWHERE", "not set in this shell"),
         ("--hosts far --numa-binding node", "--bind numa"),
         ("--hostfile absent", "absent"),
         ("--hosts localhost,far", "give --master-addr"),
@@ -250,7 +253,7 @@ fn pressing_ctrl_c_twice_ends_deaf_ranks_there_at_once() {
     }
     let mut said = String::new();
     job.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-    assert_eq!((said.as_str(), job.wait().unwrap().code()), ("collrun: asked to end once more (SIGINT); killing all ranks\n", Some(130)));
+    assert_eq!((said.as_str(), job.wait().unwrap().code()), ("collrun: second request to end (SIGINT); killing all ranks\n", Some(130)));
 }
 
 #[test]
@@ -287,7 +290,7 @@ fn connections_that_do_not_end_are_cut() {
     let ssh = Ssh::new("trap '' TERM; echo $$ >&2; exec 0</dev/null; sleep 600 & wait; wait");
     let run = ssh.output("--hosts absent,far --grace 0 --master-addr 192.0.2.1", "true");
     let text = said(&run);
-    assert!(run.status.code() == Some(255) && text.contains("far does not end; cutting the connection"), "{run:?}");
+    assert!(run.status.code() == Some(255) && text.contains("far does not end; closing the connection"), "{run:?}");
 }
 
 /// Creates a replacement for ssh that reaches the hosts by their addresses.

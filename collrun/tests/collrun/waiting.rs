@@ -54,17 +54,17 @@ fn the_first_host_says_who_is_missing_and_when_all_have_come() {
     let port = crate::common::ports::free_port();
     let mut first = Launcher::start(0, port);
     let line = first.line("waiting for");
-    let expected = format!("collrun: waiting for node 1 of 2 (numbered from 0): its launcher has not come to 127.0.0.1:{port} in ");
+    let expected = format!("collrun: waiting for node 1 of 2 (numbered from 0): its launcher has not connected to 127.0.0.1:{port} in ");
     assert!(line.starts_with(&expected), "{line}");
     let _second = Launcher::start(1, port);
-    assert_eq!(first.line("have come"), "collrun: all 2 nodes have come");
+    assert_eq!(first.line("have connected"), "collrun: all 2 nodes have connected");
 }
 
 #[test]
 fn another_host_says_what_keeps_it_from_the_first() {
     let mut second = Launcher::start(1, crate::common::ports::free_port());
     let line = second.line("waiting for node 0: ");
-    assert!(line.contains("connection refused") && line.contains("nobody listens on this port"), "{line}");
+    assert!(line.contains("connection refused") && line.contains("no process listens on this port"), "{line}");
 }
 
 /// Tests a port at which no process listens and none can: this happens to all launchers of a host that try to listen at

@@ -27,9 +27,9 @@ fn leaf<const D: usize>(values: Vec<f32>, shape: [usize; D], device: &Device) ->
     Tensor::from_data(TensorData::new(values, shape), device).require_grad()
 }
 
-/// Returns the tensor's elements, row by row; not copied if no other tensor shares the memory.
+/// Returns the tensor's elements, row by row. They are not copied if no other tensor shares the memory.
 fn elements<const D: usize>(tensor: Tensor<D>) -> anyhow::Result<Vec<f32>> {
-    tensor.into_data().try_into_vec().map_err(|error| anyhow::anyhow!("a parameter that is not f32: {error:?}"))
+    tensor.into_data().try_into_vec().map_err(|error| anyhow::anyhow!("a parameter is not f32: {error:?}"))
 }
 
 impl Network {
@@ -59,9 +59,9 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// Those of `change`.
+    /// The errors of `change`.
     pub fn change(&mut self, number: usize, change: impl FnOnce(&mut [f32]) -> anyhow::Result<()>) -> anyhow::Result<()> {
-        let layer = self.layers.get_mut(number / 2).context("a parameter of this network")?;
+        let layer = self.layers.get_mut(number / 2).context("the network has no such parameter")?;
         if number.is_multiple_of(2) {
             changed(&mut layer.weight, &self.device, change)
         } else {
@@ -77,7 +77,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// Those of `ready`.
+    /// The errors of `ready`.
     pub fn step(
         &self,
         points: Vec<f32>,
@@ -95,14 +95,14 @@ impl Network {
             input = output.clone();
             outputs.push(output);
         }
-        let scores = outputs.pop().context("a network has layers")?;
+        let scores = outputs.pop().context("the network has no layers")?;
         let loss = -activation::log_softmax(scores, 1).gather(1, classes).mean();
         let mut end = loss.clone();
         for (index, layer) in self.layers.iter().enumerate().rev() {
             let mut gradients = end.backward();
-            let bias = layer.bias.grad_remove(&mut gradients).context("a bias without a gradient")?;
+            let bias = layer.bias.grad_remove(&mut gradients).context("a bias has no gradient")?;
             ready(2 * index + 1, elements(bias)?)?;
-            let weight = layer.weight.grad_remove(&mut gradients).context("a weight without a gradient")?;
+            let weight = layer.weight.grad_remove(&mut gradients).context("a weight has no gradient")?;
             ready(2 * index, elements(weight)?)?;
             let slope = inputs[index].grad_remove(&mut gradients);
             if let (Some(output), Some(slope)) = (outputs.pop(), slope) {

@@ -11,7 +11,7 @@ use crate::model::Network;
 ///
 /// # Errors
 ///
-/// Those of collectives.
+/// The errors of any collective.
 pub fn train(comm: &Communicator, options: &Options) -> anyhow::Result<Outcome> {
     let share = options.share(comm)?;
     let layers = options.layers();

@@ -14,7 +14,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// Those of candle.
+    /// The errors of candle.
     pub fn new(sizes: &[(usize, usize)], seed: u64, device: &Device) -> Result<Self> {
         let layer = |(index, &(inputs, outputs)): (usize, &(usize, usize))| {
             let bound = (6.0 / (inputs + outputs) as f32).sqrt();
@@ -38,7 +38,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// Those of candle, and of `ready`.
+    /// The errors of candle, and of `ready`.
     pub fn step(&self, points: &Tensor, classes: &Tensor, mut ready: impl FnMut(usize, Tensor) -> Result<()>) -> Result<f32> {
         let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
         let mut input = points.clone();
@@ -49,14 +49,14 @@ impl Network {
             input = output.detach();
             outputs.push(output);
         }
-        let Some(scores) = outputs.pop() else { candle_core::bail!("a network has layers") };
+        let Some(scores) = outputs.pop() else { candle_core::bail!("the network has no layers") };
         let loss = candle_nn::loss::cross_entropy(&scores, classes)?;
         let mut end = loss.clone();
         for (index, (weight, bias)) in self.layers.iter().enumerate().rev() {
             let mut gradients = end.backward()?;
             for (number, parameter) in [(2 * index + 1, bias), (2 * index, weight)] {
                 let gradient = gradients.remove(parameter);
-                ready(number, gradient.ok_or_else(|| candle_core::Error::msg("a parameter without a gradient"))?)?;
+                ready(number, gradient.ok_or_else(|| candle_core::Error::msg("a parameter has no gradient"))?)?;
             }
             if let (Some(output), Some(slope)) = (outputs.pop(), gradients.remove(&inputs[index])) {
                 end = (output * slope)?.sum_all()?;

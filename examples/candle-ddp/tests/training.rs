@@ -45,5 +45,5 @@ fn one_two_and_four_ranks_reach_the_same_network_which_has_learnt() {
 fn a_batch_that_cannot_be_shared_out_is_refused() {
     let options = Options { ranks: NonZeroUsize::new(3), ..Options::new() };
     let error = options.run(|comm| train(comm, &options)).unwrap_err().to_string();
-    assert!(error.contains("--batch 256 is no multiple of 3 ranks"), "{error}");
+    assert!(error.contains("--batch 256 cannot be split equally between 3 ranks"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! Shared code of the training examples: options, start of the ranks, a computed data set, and progress figures.
+//! Code that the training examples share: options, starting the ranks, a computed data set, and progress reports.
 
 mod report;
 mod spirals;
@@ -16,8 +16,8 @@ pub use spirals::Spirals;
 /// Trains a small network on two spirals, on one rank or many, and prints loss, samples per second and peak memory.
 #[derive(Debug, Clone, Parser)]
 pub struct Options {
-    /// Run this many ranks as threads of this process. Without it, the process is one rank of a job started by a
-    /// launcher: collrun, torchrun, mpirun
+    /// Run this many ranks as threads of this process. Without this option, the process is one rank of a job that a
+    /// launcher started: collrun, torchrun, mpirun
     #[arg(long)]
     pub ranks: Option<NonZeroUsize>,
     /// Steps of training
@@ -41,7 +41,7 @@ pub struct Options {
     /// Largest size of a bucket, in bytes
     #[arg(long, default_value_t = 1 << 20)]
     pub bucket_bytes: usize,
-    /// Print figures every this many steps; 0: only at the end
+    /// Number of steps between two progress reports; 0: only at the end
     #[arg(long, default_value_t = 50)]
     pub every: usize,
     /// Train on GPUs, one for each rank of a host
@@ -82,10 +82,10 @@ impl Options {
     ///
     /// # Errors
     ///
-    /// Those of `train`, and those of connecting the ranks.
+    /// The errors of `train`, and the errors of connecting the ranks.
     pub fn run<R: Send>(&self, train: impl Fn(&Communicator) -> anyhow::Result<R> + Sync) -> anyhow::Result<Vec<R>> {
         let Some(ranks) = self.ranks else {
-            let comm = self.builder().from_env().context("joining the launcher's job; or say --ranks N")?;
+            let comm = self.builder().from_env().context("joining the launcher's job; without a launcher, pass --ranks N")?;
             let result = train(&comm)?;
             comm.close()?;
             return Ok(vec![result]);
@@ -103,7 +103,7 @@ impl Options {
         })
     }
 
-    /// Returns the builder of the communicator; it requires a GPU if one was asked for.
+    /// Returns the builder of the communicator; it requires a GPU if `--gpu` was given.
     fn builder(&self) -> Builder {
         let builder = Communicator::builder();
         #[cfg(feature = "cuda")]
@@ -117,11 +117,11 @@ impl Options {
     ///
     /// # Errors
     ///
-    /// The batch cannot be split equally: the mean of the ranks' means would not be the mean of all samples.
+    /// The batch cannot be split equally. Then the mean of the ranks' means would not be the mean of all samples.
     pub fn share(&self, comm: &Communicator) -> anyhow::Result<std::ops::Range<usize>> {
         anyhow::ensure!(
             self.batch.is_multiple_of(comm.world_size()),
-            "--batch {} is no multiple of {} ranks",
+            "--batch {} cannot be split equally between {} ranks",
             self.batch,
             comm.world_size()
         );
@@ -162,7 +162,7 @@ impl Default for Options {
     }
 }
 
-/// Returns numbers between -`bound` and `bound`, the same everywhere for the same seed (xorshift64*).
+/// Returns numbers between -`bound` and `bound`, which depend only on the seed (xorshift64*).
 #[must_use]
 pub fn uniform(seed: u64, bound: f32, count: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;

@@ -1,4 +1,4 @@
-//! Figures during training.
+//! Reports progress during training.
 
 use std::time::Instant;
 
@@ -36,7 +36,7 @@ impl<'a> Report<'a> {
     ///
     /// # Errors
     ///
-    /// Those of collectives.
+    /// The errors of any collective.
     pub fn step(&mut self, loss: f32) -> anyhow::Result<()> {
         let mut mean = loss;
         self.comm.all_reduce(&mut mean, ReduceOp::Avg)?;

@@ -15,7 +15,7 @@ pub struct Spirals {
 }
 
 impl Spirals {
-    /// Returns the samples of one rank in a step: those of the step's batch in `share`.
+    /// Returns the samples of one rank in a step: the part `share` of the step's batch.
     #[must_use]
     pub fn of(step: usize, share: Range<usize>, batch: usize) -> Self {
         let random = uniform(step as u64 + 1, 1.0, 3 * batch);

@@ -52,7 +52,7 @@ pub(crate) fn what_it_lacks_is_an_error_that_names_the_release(release: Release)
         }
         let missing = MissingSymbol { symbol, since, loaded: release.version };
         assert_eq!([call(), call()], [Err(missing), Err(missing)], "the first call and a later one");
-        assert_eq!(missing.to_string(), format!("{symbol} needs NCCL {since} or later, and the loaded library is {}", release.version));
+        assert_eq!(missing.to_string(), format!("{symbol} needs NCCL {since} or later, but the loaded library is {}", release.version));
         1
     };
     // SAFETY: no function that exists is called.

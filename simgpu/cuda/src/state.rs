@@ -131,7 +131,7 @@ impl State {
             self.devices[device].used -= bytes;
         }
         if !self.memory.release(start) {
-            self.reports.add(format!("{name}: somebody wrote behind its end"));
+            self.reports.add(format!("{name}: a program wrote behind its end"));
         }
         // Kernels of libraries can access what other devices have freed until it is released, in any order of
         // submission.

@@ -15,7 +15,7 @@ pub(crate) struct Progress {
 }
 
 struct State {
-    /// The number of polls still to be answered with "in progress", in any case.
+    /// The number of polls that still get the answer "in progress", in any case.
     polls: u32,
     abandoned: bool,
     outcome: Option<Outcome<()>>,

@@ -1,4 +1,4 @@
-//! GPU memory that a call is given, and the ordering of the call among the memory's other uses.
+//! GPU memory that is passed to a call, and the order of the call relative to other uses of that memory.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -12,12 +12,12 @@ use super::device_events::{MemoryEvent, SilentStream, Written};
 use crate::call::element::{AnyElement, DType, Data, TypeTag};
 use crate::error::{Error, Result};
 
-/// Device memory that can be read, regardless of its elements.
+/// Device memory that can be read, regardless of its element type.
 pub(crate) trait DeviceRead {
-    /// Returns the context that it belongs to.
+    /// Returns the context that the memory belongs to.
     fn context(&self) -> &Arc<CudaContext>;
 
-    /// Returns the stream on which it will be freed, if known.
+    /// Returns the stream on which the memory will be freed, if known.
     fn owner(&self) -> Option<&Arc<CudaStream>>;
 
     /// Makes `stream` wait for the last write, and returns the address. Drop the guard when the read has been queued.
@@ -26,7 +26,7 @@ pub(crate) trait DeviceRead {
 
 /// Device memory that can be written.
 pub(crate) trait DeviceWrite {
-    /// Returns the context that it belongs to.
+    /// Returns the context that the memory belongs to.
     fn context(&self) -> &Arc<CudaContext>;
 
     /// Makes `stream` wait for the last reads and writes, and returns the address. Drop the guard when the write has
@@ -34,27 +34,27 @@ pub(crate) trait DeviceWrite {
     fn write<'a>(&'a mut self, stream: &'a CudaStream) -> (u64, Ordered<'a>);
 }
 
-/// The guard that is held from when a stream was made to wait for a buffer's last use until the call has been queued on
-/// it.
+/// Guards a buffer from the moment a stream is made to wait for its last use until the call has been queued on that
+/// stream.
 pub(crate) enum Ordered<'a> {
     /// The buffer has cudarc events.
     Tracked(Tracked<'a>),
     /// All uses of the buffer follow one stream.
-    Followed(#[expect(dead_code, reason = "what it does it does when it is dropped")] Followed<'a>),
+    Followed(#[expect(dead_code, reason = "it is kept for its drop")] Followed<'a>),
     /// The caller orders the uses.
     Unordered,
 }
 
-/// A use of memory on a stream, which an event of the memory records when this is dropped.
+/// A use of memory on a stream. When this is dropped, an event of the memory records the use.
 pub(crate) struct Tracked<'a> {
     event: Option<MemoryEvent<'a>>,
     stream: &'a CudaStream,
-    /// Whether it is recorded even if the stream's `CudaContext` has only one stream, because the memory belongs to
-    /// another.
+    /// Whether the use is recorded even if the stream's `CudaContext` has only one stream. It is if the memory belongs
+    /// to another `CudaContext`.
     always: bool,
 }
 
-/// A call on memory whose uses follow another stream than the call's. That stream continues after the call.
+/// A call on memory whose uses follow a stream other than the call's. That other stream continues after the call.
 pub(crate) struct Followed<'a> {
     home: Arc<CudaStream>,
     stream: &'a CudaStream,
@@ -62,19 +62,19 @@ pub(crate) struct Followed<'a> {
     _event: Option<Tracked<'a>>,
 }
 
-/// Returns whether both are known to be the same. Handle 2 means a different stream on every thread, so it is never
-/// known.
+/// Returns whether both are known to be the same stream. Handle 2 means a different stream on every thread, so two
+/// streams with this handle are never known to be the same.
 fn same(first: &CudaStream, second: &CudaStream) -> bool {
     first.cu_stream() == second.cu_stream() && first.cu_stream().addr() != 2
 }
 
-/// Returns whether cudarc assumes that everything is on one stream. It counts the streams of each `CudaContext`,
-/// although several of these can stand for one driver context.
+/// Returns whether cudarc assumes that everything is on one stream. cudarc counts the streams of each `CudaContext`,
+/// although several `CudaContext`s can stand for one driver context.
 fn has_one_stream(context: &CudaContext) -> bool {
     context.is_event_tracking() && !context.is_in_multi_stream_mode()
 }
 
-/// Returns the stream that all uses of cudarc's memory follow, if no events are kept for it.
+/// Returns the stream that all uses of cudarc's memory follow, if cudarc keeps no events for that memory.
 pub(crate) fn only_stream(owner: &Arc<CudaStream>) -> Option<Arc<CudaStream>> {
     has_one_stream(owner.context()).then(|| Arc::clone(owner))
 }
@@ -100,15 +100,15 @@ impl<'a> Ordered<'a> {
         Self::Followed(Followed { home: Arc::clone(home), stream, _event: event })
     }
 
-    /// Creates the guard for a use of cudarc's memory on `stream`, which `event` records. Also records what cudarc
-    /// omits because the memory belongs to another `CudaContext` than the stream. `only` is the result of
+    /// Creates the guard for a use of cudarc's memory on `stream`; `event` records the use. Also records the uses that
+    /// cudarc omits because memory and stream belong to different `CudaContext`s. `only` is the result of
     /// [`only_stream`] for the memory.
     fn tracked(event: Option<MemoryEvent<'a>>, only: Option<&Arc<CudaStream>>, stream: &'a CudaStream) -> Self {
         let tracked = |always| Tracked { event, stream, always };
         match only {
             None => Self::Tracked(tracked(true)),
             Some(home) if same(home, stream) => Self::Tracked(tracked(false)),
-            // Its owner knows no other stream, and so would not order a graph's launch either.
+            // The memory's owner knows no other stream, so it would not order the launch of a graph either.
             Some(_) if is_capturing(stream) => {
                 stream.context().record_err(Err::<(), _>(DriverError(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)));
                 Self::Unordered
@@ -172,7 +172,7 @@ impl Drop for Followed<'_> {
     }
 }
 
-/// A read of cudarc's memory on another stream than the one on which it will be freed.
+/// A read of cudarc's memory on a stream other than the one on which the memory will be freed.
 ///
 /// A cudarc slice remembers only its last reader. Once there is a later one, the free would no longer wait for this
 /// reader. So the stream on which the memory will be freed is made to wait at once. One limitation of cudarc remains: a
@@ -183,7 +183,7 @@ pub(crate) struct Reading<'a> {
 }
 
 impl<'a> Reading<'a> {
-    /// Returns the read of `buffer` that `ordered` orders on `stream`, if that is another stream than its owner's.
+    /// Returns the read of `buffer` that `ordered` orders on `stream`, if the owner's stream is a different one.
     pub(crate) fn of(buffer: &'a dyn DeviceRead, ordered: &Ordered<'a>, stream: &CudaStream) -> Option<Self> {
         let Ordered::Tracked(Tracked { event: Some(event), .. }) = *ordered else { return None };
         let owner = buffer.owner()?;
@@ -196,8 +196,8 @@ impl<'a> Reading<'a> {
         Some(Self { owner, event })
     }
 
-    /// Makes the owner's stream wait for the read, after it has been queued on `stream` and its ordering guard was
-    /// dropped.
+    /// Makes the owner's stream wait for the read. Call it once the read has been queued on `stream` and its ordering
+    /// guard has been dropped.
     pub(crate) fn hold_owner(&self, stream: &CudaStream) -> std::result::Result<(), DriverError> {
         // Inside a graph the other stream would become part of it.
         if is_capturing(stream) { Ok(()) } else { self.event.await_on(self.owner) }
@@ -208,7 +208,7 @@ impl<'a> Reading<'a> {
 pub struct DeviceMemory<'a, T> {
     pub(crate) inner: &'a dyn DeviceRead,
     length: usize,
-    /// The type of [`AnyElement`]s; without meaning for other elements.
+    /// The type of [`AnyElement`]s; meaningless for other elements.
     dtype: Option<DType>,
     elements: PhantomData<&'a [T]>,
 }
@@ -235,15 +235,16 @@ impl<'a, T> DeviceMemory<'a, T> {
         Self { inner, length, dtype: None, elements: PhantomData }
     }
 
-    /// Returns the context that it belongs to.
+    /// Returns the context that the memory belongs to.
     #[must_use]
     pub fn context(&self) -> &'a Arc<CudaContext> {
         self.inner.context()
     }
 
-    /// Calls `queue` with its address, to queue copies and kernels on `stream` that read it. They run after the writes
-    /// before them, and before the memory is written again or freed. `doing` describes the operation in errors. The
-    /// stream's context is bound. `queue` is not called if the memory belongs to another context.
+    /// Calls `queue` with the memory's address, so that it can queue copies and kernels that read the memory on
+    /// `stream`. These run after all earlier writes, and before the memory is written again or freed. `doing` describes
+    /// the operation in errors. The stream's context is current meanwhile. If the memory belongs to another context,
+    /// `queue` is not called.
     ///
     /// ```no_run
     /// # use collectives::{Error, Result, cudarc::driver::{CudaStream, result}, interop::DeviceMemory};
@@ -252,7 +253,7 @@ impl<'a, T> DeviceMemory<'a, T> {
     ///     let failed = |error| Error::cuda("fetching", error);
     ///     let mut bytes = vec![0; memory.len()];
     ///     memory.read_on(stream, "fetching", |address| {
-    ///         // SAFETY: as many bytes as the memory has, which may be read here; nobody looks at the copy before it has ended.
+    ///         // SAFETY: as many bytes as the memory has, which may be read here; no code reads the copy before it has ended.
     ///         unsafe { result::memcpy_dtoh_async(&mut bytes, address, stream.cu_stream()) }.map_err(failed)
     ///     })?;
     ///     stream.synchronize().map_err(failed)?;
@@ -262,7 +263,7 @@ impl<'a, T> DeviceMemory<'a, T> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for memory of another context than the stream's, `Cuda`, and the errors of `queue`.
+    /// `InvalidArgument` if the memory belongs to a context other than the stream's; `Cuda`; and the errors of `queue`.
     pub fn read_on<R>(&self, stream: &CudaStream, doing: &str, queue: impl FnOnce(u64) -> Result<R>) -> Result<R> {
         let failed = |error: DriverError| Error::cuda(doing, error);
         same_context("read_on", stream, self.inner.context())?;
@@ -300,13 +301,13 @@ impl Drop for Queuing<'_> {
     }
 }
 
-/// Refuses memory of another context than the stream's.
+/// Refuses memory of a context other than the stream's.
 fn same_context(call: &'static str, stream: &CudaStream, context: &CudaContext) -> Result<()> {
     if stream.context().cu_ctx() == context.cu_ctx() {
         return Ok(());
     }
     let (own, other) = (stream.context().ordinal(), context.ordinal());
-    let reason = format!("memory of device {other}, or of another context, where the stream is on device {own}");
+    let reason = format!("the memory is on device {other} and the stream on device {own}, or their contexts differ");
     Err(Error::argument(call, reason))
 }
 
@@ -315,18 +316,19 @@ impl<'a, T> DeviceMemoryMut<'a, T> {
         Self { inner, length, dtype: None, elements: PhantomData }
     }
 
-    /// Returns the context that it belongs to.
+    /// Returns the context that the memory belongs to.
     #[must_use]
     pub fn context(&self) -> &Arc<CudaContext> {
         self.inner.context()
     }
 
-    /// Calls `queue` with its address, to queue copies and kernels on `stream` that write it, and may read it. They run
-    /// after its earlier uses and before later ones. Otherwise like [`DeviceMemory::read_on`].
+    /// Calls `queue` with the memory's address, so that it can queue copies and kernels that write the memory, and may
+    /// read it, on `stream`. These run after all earlier uses of the memory and before all later ones. Otherwise like
+    /// [`DeviceMemory::read_on`].
     ///
     /// # Errors
     ///
-    /// Those of [`DeviceMemory::read_on`].
+    /// The errors of [`DeviceMemory::read_on`].
     pub fn write_on<R>(&mut self, stream: &CudaStream, doing: &str, queue: impl FnOnce(u64) -> Result<R>) -> Result<R> {
         let failed = |error: DriverError| Error::cuda(doing, error);
         same_context("write_on", stream, self.inner.context())?;
@@ -337,7 +339,7 @@ impl<'a, T> DeviceMemoryMut<'a, T> {
     }
 }
 
-/// Queries on device memory, read or written.
+/// The queries that [`DeviceMemory`] and [`DeviceMemoryMut`] have in common.
 macro_rules! asked {
     ($($memory:ident),*) => {$(
         impl<T: Data> $memory<'_, T> {

@@ -1,4 +1,4 @@
-//! Buffers on a GPU: cudarc's, and addresses that other code owns.
+//! Buffers on a GPU: memory from cudarc, and addresses of memory that other code owns.
 
 #![expect(unsafe_code, reason = "views over addresses that the caller vouches for")]
 
@@ -36,8 +36,8 @@ macro_rules! readable {
     )*};
 }
 
-/// Implements writable buffers for cudarc's writable memory; with a function that orders the write, if it is not
-/// cudarc's way.
+/// Implements writable buffers for cudarc's writable memory; with a function that orders the write if cudarc's own way
+/// is not used.
 macro_rules! writable {
     ($([$($generics:tt)*] $buffer:ty),* $(,)?) => {$(
         $crate::call::buffer::device_buffers::writable!($crate::call::buffer::device::write_in_order; [$($generics)*] $buffer);
@@ -66,8 +66,8 @@ writable!(write_slice_in_order; [T: Data] CudaSlice<T>, ['v, T: Data] CudaViewMu
 
 /// Elements at a GPU address that other code owns, for engines with their own allocators.
 ///
-/// No events are kept for it: order the call against other work by the stream it runs on (see
-/// [`Communicator::with_stream`](crate::Communicator::with_stream)).
+/// This crate keeps no events for this memory. Order the call relative to other work by the stream that the call runs
+/// on (see [`Communicator::with_stream`](crate::Communicator::with_stream)).
 ///
 /// ```no_run
 /// # use collectives::{Communicator, ReduceOp, interop::RawDeviceSlice};
@@ -91,11 +91,11 @@ impl<T: Data> RawDeviceSlice<'_, T> {
     ///
     /// # Safety
     ///
-    /// As long as this lives, and until every call that was given it has ended on its stream:
+    /// As long as this value lives, and until every call that received it has ended on its stream:
     ///
     /// - The memory is allocated.
-    /// - No other code writes it (or reads it, if a call writes).
-    /// - It holds elements of type `T` wherever a call reads.
+    /// - No other code writes the memory, or reads it if a call writes.
+    /// - Wherever a call reads, the memory holds elements of type `T`.
     #[must_use]
     pub unsafe fn new(context: &Arc<CudaContext>, address: u64, length: usize) -> Self {
         Self { address, length, context: Arc::clone(context), memory: PhantomData }

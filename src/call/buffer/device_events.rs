@@ -1,7 +1,7 @@
 //! The events of cudarc's memory, used with as few driver calls as possible.
 //!
-//! cudarc asks the driver before each use of an event which context is current. An event, and a stream with its own
-//! handle, know their context. CUDA accepts them whichever context is current, as long as one is.
+//! Before each use of an event, cudarc asks the driver which context is current. That is not necessary: an event knows
+//! its context, and so does a stream with its own handle. CUDA accepts both as long as any context is current.
 
 #![expect(unsafe_code, reason = "the driver's functions on events and streams")]
 
@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use cudarc::driver::sys::{CUevent, CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT, CUresult};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DevicePtr, DevicePtrMut, DriverError, SyncOnDrop, result};
 
-/// Makes the context current on this thread. Unlike cudarc's function, it leaves alone errors that others have stored
-/// in the context.
+/// Makes the context current on this thread. Unlike cudarc's function, this leaves errors that other code has stored in
+/// the context untouched.
 pub(crate) fn bind(context: &CudaContext) -> Result<(), DriverError> {
     if result::ctx::get_current()? == Some(context.cu_ctx()) {
         return Ok(());
@@ -21,8 +21,8 @@ pub(crate) fn bind(context: &CudaContext) -> Result<(), DriverError> {
     unsafe { result::ctx::set_current(context.cu_ctx()) }
 }
 
-/// Returns whether the stream has no handle of its own, but one that names another stream in each context, or on each
-/// thread.
+/// Returns whether the stream has a handle that names a different stream in each context or on each thread, instead of
+/// a handle of its own.
 pub(crate) fn is_nameless(stream: &CudaStream) -> bool {
     stream.cu_stream().addr() <= 2
 }
@@ -33,7 +33,7 @@ fn of_stream(stream: &CudaStream, call: impl Fn() -> Result<(), DriverError>) ->
         bind(stream.context())?;
     }
     match call() {
-        // No context is current on this thread, or a destroyed one. The driver has done nothing.
+        // On this thread no context is current, or the current one was destroyed. The driver has done nothing.
         Err(DriverError(CUresult::CUDA_ERROR_INVALID_CONTEXT | CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)) => {
             bind(stream.context())?;
             call()
@@ -55,14 +55,14 @@ impl<'a> MemoryEvent<'a> {
         taken(guard).map(|event| Self { event, memory: PhantomData })
     }
 
-    /// Makes the stream wait for what was recorded.
+    /// Makes the stream wait for the recorded work.
     pub(crate) fn await_on(self, stream: &CudaStream) -> Result<(), DriverError> {
         // SAFETY: the stream is alive, because we hold a reference to it, and so is the event, whose memory is borrowed
         // for longer.
         of_stream(stream, || unsafe { result::stream::wait_event(stream.cu_stream(), self.event, CU_EVENT_WAIT_DEFAULT) })
     }
 
-    /// Records the work that is on the stream now. The driver refuses a stream of another context than the event's.
+    /// Records the work that is on the stream now. The driver refuses a stream of a context other than the event's.
     pub(crate) fn record(self, stream: &CudaStream) -> Result<(), DriverError> {
         // SAFETY: the stream is alive, because we hold a reference to it, and so is the event, whose memory is borrowed
         // for longer.
@@ -88,11 +88,11 @@ pub(crate) struct Written<'a> {
 
 /// A stream on which cudarc waits for nothing.
 ///
-/// cudarc returns the address of memory only to callers that name a stream, which it makes wait. It calls the driver
-/// for a stream only if no error is stored in that stream's `CudaContext`, and stores the error again. So it makes no
-/// call for a stream of a context that always holds an error. If it did make one, only this stream would wait, and
-/// nothing is ever queued on it. One thread at a time uses it, because an error that is being stored again is absent
-/// for a moment.
+/// cudarc returns the address of memory only to callers that name a stream, and makes that stream wait. It calls the
+/// driver for a stream only if no error is stored in the stream's `CudaContext`; after this check it stores the error
+/// again. So it makes no call for a stream whose context always holds an error. Even if it made one, only this stream
+/// would wait, and nothing is ever queued on it. Only one thread at a time uses the stream, because an error that is
+/// being stored again is absent for a moment.
 pub(crate) struct SilentStream(Mutex<Arc<CudaStream>>);
 
 impl SilentStream {

@@ -6,7 +6,7 @@
 use super::device::{DeviceMemory, DeviceMemoryMut};
 use crate::call::element::{AnyElement, DType, Data, Element, TypeTag};
 
-/// Memory that a call reads, and the backend that reads it.
+/// Memory that a call reads; where it lies determines the backend that reads it.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Memory<'a, T> {
@@ -17,7 +17,7 @@ pub enum Memory<'a, T> {
     Device(DeviceMemory<'a, T>),
 }
 
-/// Memory that a call writes, and the backend that writes it.
+/// Memory that a call writes; where it lies determines the backend that writes it.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum MemoryMut<'a, T> {
@@ -32,7 +32,7 @@ pub enum MemoryMut<'a, T> {
 #[derive(Debug)]
 pub struct HostMemory<'a, T> {
     slice: &'a [T],
-    /// The type of [`AnyElement`]s; without meaning for other elements.
+    /// The type of [`AnyElement`]s; meaningless for other elements.
     dtype: Option<DType>,
 }
 
@@ -89,7 +89,7 @@ impl<'a, T> From<&'a mut [T]> for MemoryMut<'a, T> {
 }
 
 impl<'a, T> HostMemory<'a, T> {
-    /// Returns the elements; bytes, if their type is only known at run time.
+    /// Returns the elements, or bytes if the element type is only known at run time.
     #[must_use]
     #[inline]
     pub fn as_slice(self) -> &'a [T] {
@@ -98,7 +98,7 @@ impl<'a, T> HostMemory<'a, T> {
 }
 
 impl<'a, T> HostMemoryMut<'a, T> {
-    /// Returns the elements; bytes, if their type is only known at run time.
+    /// Returns the elements, or bytes if the element type is only known at run time.
     #[must_use]
     #[inline]
     pub fn into_slice(self) -> &'a mut [T] {
@@ -106,7 +106,8 @@ impl<'a, T> HostMemoryMut<'a, T> {
     }
 }
 
-/// Queries on host memory, read or written. Results that depend only on `T` are constant at compile time.
+/// The queries that [`HostMemory`] and [`HostMemoryMut`] have in common. Results that depend only on `T` are constant
+/// at compile time.
 macro_rules! asked {
     ($($memory:ident),*) => {$(
         impl<T: Data> $memory<'_, T> {
@@ -151,8 +152,8 @@ impl<'a, T: Data> HostMemory<'a, T> {
         (self.slice.as_ptr().cast(), self.len() * self.element_bytes())
     }
 
-    /// Returns its elements if they are of the element type `E`, under whatever name, and not `bool`. Returns `None`
-    /// too if they are [misplaced](Self::misplaced).
+    /// Returns the elements if their element type is that of `E`, and not `bool`. Also returns `None` if they are
+    /// [misplaced](Self::misplaced).
     pub(crate) fn elements<E: Element>(self) -> Option<&'a [E]> {
         let element = self.element();
         if element != TypeTag::Scalar(E::ELEMENT_TYPE) || element.is_bool() {
@@ -186,7 +187,7 @@ impl<T: Data> HostMemoryMut<'_, T> {
     }
 }
 
-/// Queries on memory, read or written, on the host or on a device.
+/// The queries that [`Memory`] and [`MemoryMut`] have in common.
 macro_rules! asked_anywhere {
     ($($memory:ident),*) => {$(
         impl<T: Data> $memory<'_, T> {

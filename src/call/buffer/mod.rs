@@ -1,6 +1,6 @@
-//! Types that a call accepts as buffers, and where their memory is.
+//! The types that a call accepts as buffers, and the location of their memory.
 
-#![expect(unsafe_code, reason = "whoever is a buffer promises that its memory stays")]
+#![expect(unsafe_code, reason = "an implementor of a buffer trait promises that its memory stays")]
 
 #[cfg(feature = "cuda")]
 pub(crate) mod device;
@@ -20,8 +20,8 @@ pub use self::raw::RawHostSlice;
 pub use self::typed_bytes::TypedBytes;
 use crate::call::element::Data;
 
-/// A promise that a buffer's memory stays the same, and at the same address, while a call uses it. Your own type needs
-/// it to be a [`Buffer`], for example one that holds one of two buffers.
+/// A promise that a buffer's memory stays the same, and at the same address, while a call uses it. Implement it to make
+/// your own type a [`Buffer`], for example a type that holds one of two buffers.
 ///
 /// # Safety
 ///
@@ -32,8 +32,9 @@ pub unsafe trait StableMemory {}
 /// A buffer that calls can read: slices, vectors, boxed slices, arrays and single elements; on a GPU, cudarc's slices
 /// and views; bytes whose type is known at run time ([`TypedBytes`]); and views over raw addresses.
 ///
-/// Its memory must not move or change size while a call uses it. No check could verify that for a foreign type, so
-/// [`StableMemory`] promises it. [`element!`](macro@crate::element) implements it for your own element.
+/// The memory of the buffer must not move or change size while a call uses it. No check could verify that for a foreign
+/// type, so the type must promise it by implementing [`StableMemory`]. [`element!`](macro@crate::element) implements
+/// that trait for your own element type.
 pub trait Buffer: StableMemory {
     /// The type of its elements.
     type Element: Data;
@@ -84,7 +85,7 @@ impl<B: Buffer + ?Sized> Buffer for &B {
 
 // SAFETY: the buffer that it points to promises the same.
 unsafe impl<B: Buffer + ?Sized> StableMemory for Arc<B> {}
-/// Shared memory, which a call only reads.
+/// Memory behind an [`Arc`], which a call only reads.
 impl<B: Buffer + ?Sized> Buffer for Arc<B> {
     type Element = B::Element;
     fn memory(&self) -> Memory<'_, Self::Element> {

@@ -1,4 +1,4 @@
-//! Host memory that other code owns, by its address.
+//! Host memory that other code owns, given by its address.
 
 #![expect(unsafe_code, reason = "views over addresses that the caller vouches for")]
 
@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 ///
 /// /// # Safety
 /// ///
-/// /// `count` elements of this type lie at `data`, which nobody else uses until the function returns.
+/// /// `count` elements of this type lie at `data`, which no other code uses until the function returns.
 /// pub unsafe fn all_reduce(comm: &Communicator, data: *mut std::ffi::c_void, count: usize, dtype: DType, op: ReduceOp) -> Result<()> {
 ///     // SAFETY: the caller's promise; a count too large for memory saturates, and is refused.
 ///     let bytes = unsafe { RawHostSlice::<u8>::new(data.cast(), count.saturating_mul(dtype.size_bytes())) }?;
@@ -26,7 +26,7 @@ use crate::error::{Error, Result};
 ///
 /// let got = Communicator::run_local(2, |comm| {
 ///     let mut tensor = vec![comm.rank() as f64; 3];
-///     // SAFETY: a vector of three, which nobody else knows.
+///     // SAFETY: a vector of three, which no other code knows.
 ///     unsafe { all_reduce(comm, tensor.as_mut_ptr().cast(), 3, DType::F64, ReduceOp::Max) }?;
 ///     Ok(tensor)
 /// })?;
@@ -50,8 +50,8 @@ impl<T: Data> RawHostSlice<T> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for null, for an address that is not aligned, and for more elements than an address space
-    /// holds.
+    /// `InvalidArgument` for a null address of elements, for a misaligned address, and for more elements than an
+    /// address space holds.
     ///
     /// # Safety
     ///
@@ -59,21 +59,21 @@ impl<T: Data> RawHostSlice<T> {
     /// other languages' allocators counts as initialised.) This holds as long as this value lives, and meanwhile no
     /// other code writes the elements, or reads them if a call writes.
     ///
-    /// A blocking call has ended when it returns; in a group, when the group has returned. A started call keeps the
-    /// value. It has ended when its [`Work`](crate::Work) has returned the value or an error. If the work was dropped,
-    /// or its wait was given up, the call continues. It has certainly ended when the last handle of its communicator
-    /// has been closed or dropped.
+    /// A blocking call has ended when it returns, and a call in a group when the group has returned. A started call
+    /// keeps the value. It has ended when its [`Work`](crate::Work) has returned the value or an error. If the work was
+    /// dropped, or its wait was given up, the call continues. It has certainly ended once the last handle of its
+    /// communicator has been closed or dropped.
     pub unsafe fn new(address: *mut T, length: usize) -> Result<Self> {
         let bytes = length.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
         let refused = |reason: String| Err(Error::argument("RawHostSlice::new", reason));
         match NonNull::new(address) {
             _ if length == 0 => Ok(Self { address: NonNull::dangling(), length }),
-            None => refused(format!("{length} elements cannot lie at null")),
+            None => refused(format!("{length} elements cannot be at a null address")),
             Some(_) if bytes.is_none_or(|bytes| address.addr().checked_add(bytes).is_none()) => {
-                refused(format!("{length} elements of {} B at {address:p} are more than an address space holds", size_of::<T>()))
+                refused(format!("{length} elements of {} B at {address:p} do not fit into the address space", size_of::<T>()))
             }
             Some(_) if !address.is_aligned() => {
-                refused(format!("elements that lie at multiples of {} B cannot lie at {address:p}", align_of::<T>()))
+                refused(format!("elements that must be at multiples of {} B cannot be at {address:p}", align_of::<T>()))
             }
             Some(address) => Ok(Self { address, length }),
         }

@@ -1,6 +1,6 @@
 //! Single elements as buffers, and types of other crates as elements.
 
-#![expect(unsafe_code, reason = "whoever is a buffer promises that its memory stays")]
+#![expect(unsafe_code, reason = "an implementor of a buffer trait promises that its memory stays")]
 
 use half::{bf16, f16};
 
@@ -29,12 +29,12 @@ single_elements!(f32, f64, f16, bf16, F8E4M3, F8E5M2, i8, i16, i32, i64, u8, u16
 #[cfg(feature = "float8")]
 single_elements!(::float8::F8E4M3, ::float8::F8E5M2);
 
-/// Makes an element type of your own struct, whose only field is an element: `element!(Meters(f32))`, or
-/// `element!(Meters { value: f32 })`. It is reduced, moved and reported to other ranks like its field. To use a type of
-/// another crate, wrap it in your own struct.
+/// Makes your own struct an element type. Its only field must be an element: `element!(Meters(f32))`, or
+/// `element!(Meters { value: f32 })`. The struct is reduced, moved and reported to other ranks like its field. To use a
+/// type of another crate, wrap it in your own struct.
 ///
-/// It can be used in safe code: the expansion proves what [`Element`](crate::Element) demands. The struct must be
-/// `Copy`, `PartialEq`, `Debug` and `Default`, in the crate that calls the macro.
+/// The macro can be used in safe code: its expansion proves what [`Element`](crate::Element) demands. The struct must
+/// be `Copy`, `PartialEq`, `Debug` and `Default`, and defined in the crate that calls the macro.
 ///
 /// ```
 /// use collectives::{Communicator, CustomOp, ReduceOp};
@@ -72,7 +72,7 @@ single_elements!(::float8::F8E4M3, ::float8::F8E5M2);
 /// collectives::element!(Point { x: f32 });
 /// ```
 ///
-/// A field of another type:
+/// A field whose type is not the given one:
 ///
 /// ```compile_fail,E0308
 /// #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -80,7 +80,7 @@ single_elements!(::float8::F8E4M3, ::float8::F8E5M2);
 /// collectives::element!(Feet(f32));
 /// ```
 ///
-/// A field that is no element:
+/// A field that is not an element:
 ///
 /// ```compile_fail,E0277
 /// #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -88,7 +88,7 @@ single_elements!(::float8::F8E4M3, ::float8::F8E5M2);
 /// collectives::element!(Letter(char));
 /// ```
 ///
-/// A struct that is larger than its field, or has another alignment:
+/// A struct that is larger than its field, or has a different alignment:
 ///
 /// ```compile_fail,E0080
 /// #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -97,7 +97,7 @@ single_elements!(::float8::F8E4M3, ::float8::F8E5M2);
 /// collectives::element!(Wide(f32));
 /// ```
 ///
-/// Also if the crate has its own macro with the name of one that is used here:
+/// The same, even if the crate defines a macro with the name of one that the expansion uses:
 ///
 /// ```compile_fail,E0080
 /// macro_rules! assert { ($($any:tt)*) => { () } }
@@ -132,7 +132,7 @@ macro_rules! element {
         const _: () = $crate::__private::core::assert!(
             $crate::__private::core::mem::size_of::<$name>() == $crate::__private::core::mem::size_of::<$inner>()
                 && $crate::__private::core::mem::align_of::<$name>() == $crate::__private::core::mem::align_of::<$inner>(),
-            "the struct is larger than its field, or aligned otherwise"
+            "the struct is larger than its field, or has a different alignment"
         );
 
         // SAFETY: a struct with one field (its pattern), an element, of its size (asserted): so the field begins where

@@ -1,6 +1,6 @@
 //! Bytes with an element type that is known at run time.
 
-#![expect(unsafe_code, reason = "whoever is a buffer promises that its memory stays")]
+#![expect(unsafe_code, reason = "an implementor of a buffer trait promises that its memory stays")]
 
 use super::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
 use crate::call::element::{AnyElement, DType};
@@ -25,7 +25,7 @@ use crate::error::{Error, Result};
 /// ```
 /// use collectives::{BufferMut, Communicator, DType, ReduceOp, Result, TypedBytes};
 ///
-/// // Whatever the type, and wherever the bytes are.
+/// // Works for every element type, and for bytes in any memory.
 /// fn mean(comm: &Communicator, dtype: DType, bytes: impl BufferMut<Element = u8>) -> Result<()> {
 ///     comm.all_reduce(&mut TypedBytes::new(dtype, bytes)?, ReduceOp::Avg)
 /// }
@@ -54,7 +54,7 @@ impl<B: Buffer<Element = u8>> TypedBytes<B> {
     pub fn new(dtype: DType, bytes: B) -> Result<Self> {
         let length = bytes.memory().len();
         if !length.is_multiple_of(dtype.size_bytes()) {
-            let reason = format!("{length} bytes are no whole number of elements: {dtype} has {} B", dtype.size_bytes());
+            let reason = format!("{length} bytes are not a whole number of elements: one {dtype} has {} B", dtype.size_bytes());
             return Err(Error::argument("TypedBytes::new", reason));
         }
         Ok(Self { dtype, bytes })

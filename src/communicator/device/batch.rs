@@ -78,7 +78,7 @@ impl<'a> Batch<'a> {
         Received { source: from, tag: 0, count }
     }
 
-    /// Refuses messages whose memory is on another device than the backend's.
+    /// Refuses messages whose memory is on a device other than the backend's.
     pub(super) fn check_devices(&self, backend: &DeviceBackend) -> Result<()> {
         self.messages.iter().try_for_each(|DeviceMessage { end, .. }| match end {
             End::Read(memory) => Communicator::same_device(backend, "send", "the buffer", memory.context()),
@@ -165,7 +165,8 @@ impl Communicator {
         batch.check_devices(backend)?;
         for DeviceMessage { message, .. } in &batch.messages {
             if message.peer == self.rank() && !batch.answers(message) {
-                let reason = "a device message to oneself needs its other end in the same group, of the same length and element type";
+                let reason =
+                    "a device message from a rank to itself needs its other end in the same group, with the same length and element type";
                 return Err(Error::argument(if message.sends { "send" } else { "recv" }, reason));
             }
         }
@@ -177,7 +178,7 @@ impl Communicator {
         Ok((backend, self.device_stream(backend)))
     }
 
-    /// Queues the messages that `record` records, and returns what it returns.
+    /// Queues the messages that `record` records, and returns the result of `record`.
     pub(in crate::communicator) fn queue_messages<'a, R>(
         &self,
         call: &str,
@@ -213,7 +214,7 @@ impl Communicator {
     }
 
     /// Queues what was recorded on one or several communicators of this thread in one group. All ranks of each
-    /// communicator must do the same: the way they compare their calls depends on it.
+    /// communicator must do the same, because the way in which they compare their calls depends on it.
     pub(in crate::communicator) fn queue_across(parts: &mut [(&Communicator, Batch<'_>)]) -> Result<()> {
         Self::queue_batches(parts, Hold::Borrowed, Self::agree_across)
     }
@@ -282,8 +283,8 @@ fn turns<'a>(comms: &[&'a Communicator]) -> Result<Vec<Turn<'a, ()>>> {
     order.into_iter().filter_map(|at| comms[at].device_turn("group").transpose()).collect()
 }
 
-/// Makes the ranks compare what they are about to queue. On an error nothing is queued. If other ranks may have
-/// queued their part by then, the communicators are ended.
+/// Makes the ranks compare what they are about to queue. After an error this rank queues nothing. If other ranks may
+/// already have queued their part, the communicators are ended.
 type Agree = for<'a> fn(&[&'a Communicator], &[&'a DeviceBackend], &[Resolved<'_>]) -> Result<Vec<CommitGuard<'a>>>;
 
 impl Communicator {
@@ -303,11 +304,11 @@ impl Communicator {
     /// any of them waits.
     fn agree_across<'a>(comms: &[&'a Self], backends: &[&'a DeviceBackend], resolved: &[Resolved<'_>]) -> Result<Vec<CommitGuard<'a>>> {
         if backends.iter().zip(resolved).any(|(backend, part)| part.jobs.iter().any(|job| backend.lacks_kernel(job))) {
-            let reason = "the ranks must agree that all can do it; use it once outside of such a group";
+            let reason = "the ranks must first agree that all of them can run it; use it once outside such a group";
             return Err(Error::unsupported("the first use of a custom op in a group of several communicators", reason));
         }
         if let Some(job) = resolved.iter().flat_map(|part| &part.jobs).find(|job| job.call.kind.is_pairwise()) {
-            let reason = "its lengths are compared by all ranks of one communicator; record it in a group of that alone";
+            let reason = "its lengths are compared between the ranks of one communicator; record it in a group of that communicator only";
             return Err(Error::unsupported(format!("{} in a group of several communicators", job.call.kind.name()), reason));
         }
         Self::allocate_across(comms, backends, resolved)?;
@@ -324,9 +325,9 @@ impl Communicator {
         agreed.map(|()| commits)
     }
 
-    /// Allocates what the first large calls of communicators need, before any other rank is notified of them. One
-    /// thread may run several of the ranks, so they cannot agree one after the other. A rank without memory ends
-    /// the communicators, and the others are notified.
+    /// Allocates what the first large calls of communicators need, before any other rank is notified of these calls.
+    /// One thread may run several of the ranks, so they cannot agree one after the other. If a rank has no memory, it
+    /// ends the communicators, and the other ranks are notified.
     fn allocate_across(comms: &[&Self], backends: &[&DeviceBackend], resolved: &[Resolved<'_>]) -> Result<()> {
         let jobs = comms.iter().zip(backends).zip(resolved).flat_map(|(of, part)| part.jobs.iter().map(move |job| (of, job)));
         let first_uses = jobs.map(|(of, job)| (of, job, of.1.first_use(job)));
@@ -345,7 +346,7 @@ impl Communicator {
 }
 
 impl Batch<'_> {
-    /// Whether the other end of a message to this rank itself is recorded too.
+    /// Whether the batch also contains the other end of a message to this rank itself.
     fn answers(&self, message: &device::Message) -> bool {
         let alike = |sends: bool| {
             let mine = self.messages.iter().map(|recorded| &recorded.message);

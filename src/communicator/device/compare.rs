@@ -1,9 +1,9 @@
-//! Compares device calls among the ranks before they are queued, over the host backend: NCCL compares nothing, and
+//! Compares the ranks' device calls over the host backend before they are queued, because NCCL compares nothing, and
 //! writes whatever it receives.
 //!
-//! Ranks of a `gather_v`, `scatter_v` or `all_to_all_v` agree on the call but not on its lengths, which only the
-//! two ends of each transfer know. Each rank sends every other the lengths that it sends to it and expects from it.
-//! Then all ranks receive the first difference. So either all of them queue the call, or none does.
+//! Ranks of a `gather_v`, `scatter_v` or `all_to_all_v` agree on the call but not on its lengths, which only the two
+//! ends of each transfer know. Each rank tells every other rank how many bytes it sends there, and how many it expects
+//! from there. Then all ranks receive the first difference. So either all of them queue the call, or none does.
 
 use sha2::{Digest, Sha256};
 
@@ -17,18 +17,18 @@ use crate::host::backend;
 
 /// The size of a digest in bytes.
 const DIGEST_BYTES: usize = 32;
-const _: () = assert!(DIGEST_BYTES == Call::FINGERPRINT_BYTES, "what a rank says of a call and of several has one length");
+const _: () = assert!(DIGEST_BYTES == Call::FINGERPRINT_BYTES, "a rank's words about one call and about several have the same length");
 
-/// What a rank sends of its next calls: their number, whether they are captured into a graph, and the fingerprint
-/// of the only call, or the SHA-256 of all fingerprints.
+/// The words that a rank sends about its next calls: their number, whether they are captured into a graph, and the
+/// fingerprint of the only call, or the SHA-256 of all fingerprints.
 pub(super) type CallDigest = [u8; 8 + DIGEST_BYTES];
 
-/// The bit in the number of calls that marks them as captured into a graph. NCCL would match a call that runs with
-/// a later call of a rank that captures.
+/// The bit in the number of calls that marks them as captured into a graph. NCCL would match a call that runs on one
+/// rank with a later call of a rank that captures.
 const CAPTURED: u64 = 1 << 63;
 
-/// The op that stands for an in-place `all_to_all`. NCCL receives such a call in other pieces than one between two
-/// buffers.
+/// The op that stands for an in-place `all_to_all`. NCCL divides the data of such a call into pieces differently than
+/// between two buffers.
 const IN_PLACE: u64 = 253;
 
 /// Returns a job's fingerprint, with everything that has to be equal for NCCL.
@@ -72,7 +72,7 @@ pub(super) fn in_words(first: &CallDigest) -> String {
     let count = count.try_into().map_or(0, u64::from_le_bytes);
     let call = fingerprint.try_into().ok().and_then(Call::from_bytes);
     let mut call = match call {
-        None => "something unknown".to_owned(),
+        None => "an unknown call".to_owned(),
         Some(call) if call.kind == Collective::AllToAll && call.op == IN_PLACE => format!("{}, in place", Call { op: 0, ..call }),
         Some(call) => call.to_string(),
     };
@@ -103,9 +103,9 @@ fn as_comparison(prepared: Prepared<'_>) -> Prepared<'_> {
 }
 
 impl Communicator {
-    /// Compares the calls that this rank is about to queue together with those of the other ranks, if that is
-    /// enabled. Nothing has been queued yet, so a difference does no harm. Returns whether the calls are captured,
-    /// as the others were notified.
+    /// Compares the calls that this rank is about to queue together with those of the other ranks, if that is enabled.
+    /// Nothing has been queued yet, so a difference does no harm. Returns whether the calls are captured, as this rank
+    /// reported to the others.
     #[inline]
     pub(super) fn compare<'a>(&self, backend: &DeviceBackend, jobs: impl Iterator<Item = &'a Job> + Clone) -> Result<Option<bool>> {
         self.compared(jobs.clone()).map(|first| self.compare_as(backend, first, jobs)).transpose()
@@ -137,7 +137,7 @@ impl Communicator {
         Ok(is_captured)
     }
 
-    /// Gathers what the ranks send of their device calls. No call of the program matches this one.
+    /// Gathers what the ranks send about their device calls. No call of the program matches this gathering.
     pub(super) fn gather_said<T: Data>(&self, mine: &[T], all: &mut [T]) -> Result<()> {
         let prepared = self.prepare_all_gather(Some(mine.into()), all.into());
         self.execute(prepared.map(as_comparison))
@@ -158,14 +158,14 @@ impl Communicator {
         self.difference(&firsts).map_or_else(|| self.compare_each(&jobs.map(fingerprint).collect::<Vec<_>>()), Err)
     }
 
-    /// Finds the call that differs, if all ranks make equally many and the first is the same.
+    /// Finds the call that differs, if all ranks make the same number of calls and the first one is the same.
     fn compare_each(&self, mine: &[[u8; Call::FINGERPRINT_BYTES]]) -> Result<()> {
         let calls = mine.len();
         let mut all = vec![[0; Call::FINGERPRINT_BYTES]; self.world_size() * calls];
         self.gather_said(mine, &mut all[..])?;
         let of_all = |call: usize| (0..self.world_size()).map(|rank| with_count(1, false, all[rank * calls + call])).collect::<Vec<_>>();
         let difference = (0..calls).find_map(|call| self.difference(&of_all(call)));
-        // The digests differ and no call does: some rank has sent inconsistent data.
+        // The digests differ but no call does: some rank has sent inconsistent data.
         let unsteady = || Error::Protocol {
             with: "the other ranks".to_owned(),
             reason: "their device calls changed while they were compared".to_owned(),
@@ -186,7 +186,7 @@ pub(super) fn difference(firsts: &[CallDigest], peer: impl Fn(usize) -> Peer) ->
     Some(Error::Mismatch { first: peer(0), first_call, second: peer(other), second_call })
 }
 
-/// The bytes that this rank sends to another, and the bytes that it expects from there.
+/// The number of bytes that this rank sends to another, and the number that it expects from there.
 type Pair = [u64; 2];
 
 /// A rank's finding: whether anything differs and in which direction, the peer, the job, and the two lengths.
@@ -207,7 +207,7 @@ impl Communicator {
         let each = mine.len() / size;
         let differs = |at: &usize| mine[*at][0] != theirs[*at][1] || mine[*at][1] != theirs[*at][0];
         let found = (0..mine.len()).find(differs).map_or(Finding::default(), |at| {
-            // Of the two directions, the one that differs: the length sent, and the length expected.
+            // The direction that differs, as two lengths: the one sent, and the one expected.
             let is_mine = mine[at][0] != theirs[at][1];
             let [sent, expected] = if is_mine { [mine[at][0], theirs[at][1]] } else { [theirs[at][0], mine[at][1]] };
             [if is_mine { 1 } else { 2 }, (at / each) as u64, (at % each) as u64, sent, expected]

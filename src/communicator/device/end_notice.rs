@@ -1,5 +1,5 @@
-//! Notifies the ranks of one host that device work is about to be aborted, by a word in the memory that they share.
-//! Ranks that share no memory are not notified this way: between hosts NCCL's proxies stop when the abort flags are
+//! Notifies the ranks of one host, by a word in the memory that they share, that device work is about to be aborted.
+//! Ranks that share no memory are not notified in this way: between hosts, NCCL's proxies stop when the abort flags are
 //! set.
 
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::host::shm::DeviceEnd;
 struct SharedNotice {
     rank: u32,
     peers: Arc<[Peer]>,
-    /// Detects that this process is a forked child of the communicator's, which must not end anything.
+    /// Detects that this process is a forked child of the communicator's process. Such a child must not end anything.
     health: Arc<Health>,
     word: DeviceEnd,
 }
@@ -44,7 +44,7 @@ impl EndNotice for SharedNotice {
 
     #[inline]
     fn read(&self, doing: &dyn Fn() -> String, waited: Duration) -> Option<Notice> {
-        // A forked child ends nothing of its parent's.
+        // A forked child does not end its parent's device work.
         let abort_reason = self.word.read().filter(|_| !self.health.is_foreign())?;
         Some(match abort_reason {
             AbortReason::Left { rank } => Notice::Revoked(error_of(AbortReason::Aborted { by: rank }, &doing(), waited, &self.peers)),
@@ -66,7 +66,7 @@ fn reason_of(error: &Error, rank: u32, peers: &[Peer]) -> AbortReason {
     }
 }
 
-/// Returns the error that a rank makes of a reason that another rank has sent.
+/// Returns the error for a reason that another rank has sent.
 fn error_of(abort_reason: AbortReason, doing: &str, waited: Duration, peers: &[Peer]) -> Error {
     let mut error = abort_reason.to_error(doing, &Deadline::after(Duration::ZERO), peers);
     if let Error::PeerLost { elapsed, .. } | Error::Timeout { elapsed, .. } = &mut error {

@@ -1,5 +1,5 @@
-//! Access to a communicator's device, its calls on streams of the caller, and patterns in device memory for programs
-//! that check what they move.
+//! Access to a communicator's device, calls on the caller's streams, and patterns in device memory for programs that
+//! check the data they move.
 
 #![expect(unsafe_code, reason = "streams that other crates own, and kernels that take addresses of borrowed buffers")]
 
@@ -36,14 +36,14 @@ pub struct Device {
 }
 
 impl Communicator {
-    /// Returns the device backend, if this communicator has one: calls on device buffers need it.
+    /// Returns the device backend, which calls on device buffers need, if this communicator has one.
     #[must_use]
     pub fn device(&self) -> Option<Device> {
         let raw = self.core.device.get()?.as_ref().ok()?.clone();
         Some(Device { comm: self.clone(), raw })
     }
 
-    /// Returns why there is no device backend; `None` if there is one.
+    /// Returns the reason why there is no device backend; `None` if there is one.
     #[must_use]
     pub fn why_no_device(&self) -> Option<String> {
         match self.backend("device") {
@@ -116,19 +116,19 @@ impl Device {
         self.raw.backend().synchronize(&Deadline::after(self.comm.timeout()))
     }
 
-    /// Waits in the same way until everything queued on a stream of the caller has ended: work that waits for a call
-    /// may wait for other ranks.
+    /// Waits in the same way until everything queued on one of the caller's streams has ended. Use it for work that
+    /// waits for a call, because such work may wait for other ranks.
     ///
     /// # Errors
     ///
-    /// Those of [`synchronize`](Self::synchronize), and `InvalidArgument` for a stream of another device.
+    /// The errors of [`synchronize`](Self::synchronize), and `InvalidArgument` for a stream of another device.
     pub fn wait_for(&self, stream: &Arc<CudaStream>) -> Result<()> {
         self.comm.refuse_forked("waiting for a stream")?;
         Communicator::same_device(self.raw.backend(), "wait_for", "the stream", stream.context())?;
         self.raw.backend().comm().wait_for(stream, &Deadline::after(self.comm.timeout()))
     }
 
-    /// Describes which algorithm each op and type takes. The text is for people and may change.
+    /// Describes which algorithm is used for each op and type. The text is for people and may change.
     #[must_use]
     pub fn explain(&self) -> String {
         self.raw.backend().explain()
@@ -157,28 +157,28 @@ impl Communicator {
     }
 
     /// Makes calls in the order of another crate's stream, or of a raw `CUstream` or `cudaStream_t` (see
-    /// [`RawStream`](crate::interop::RawStream)). The calls made inside run after everything queued on `stream`
-    /// before, and before everything queued on it afterwards.
+    /// [`RawStream`](crate::interop::RawStream)). The calls that the closure makes run after everything that was queued
+    /// on `stream` before, and before everything that is queued on it afterwards.
     ///
     /// ```no_run
     /// # use collectives::{Communicator, ReduceOp, interop::RawStream};
     /// # fn example(comm: &Communicator, grad: &mut cudarc::driver::CudaSlice<f32>, handle: *mut std::ffi::c_void) -> collectives::Result<()> {
-    /// // SAFETY: a stream of device 0, which its engine destroys later.
+    /// // SAFETY: a stream of device 0, which its engine does not destroy before the call returns.
     /// let stream = unsafe { RawStream::new(handle, 0) };
     /// comm.in_order_of(&stream, |comm| comm.all_reduce(grad, ReduceOp::Avg))
     /// # }
     /// ```
     ///
-    /// The calls themselves run on the communicator's stream, with an event before and one after them: a communicator
-    /// keeps the streams that it has used, and a borrowed stream does not live that long. For cudarc streams,
-    /// [`Communicator::with_stream`] needs no events.
+    /// The calls themselves run on the communicator's stream, with one event before and one after them. The reason is
+    /// that a communicator keeps the streams that it has used, and a borrowed stream does not live that long. For
+    /// cudarc streams, use [`Communicator::with_stream`], which needs no events.
     ///
     /// # Errors
     ///
     /// - `NoDevice` if there is no device backend.
     /// - `InvalidArgument` for a stream of another device.
     /// - `Unsupported` for a stream that is being captured.
-    /// - Errors of the driver, and what `calls` returns.
+    /// - The errors of the driver and of `calls`.
     pub fn in_order_of<R>(&self, stream: &(impl AsStream + ?Sized), calls: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
         const CALL: &str = "in_order_of";
         let backend = self.backend(CALL)?;
@@ -233,7 +233,10 @@ impl Device {
         let element = buffer.element_bytes();
         let pattern_bytes = pattern.len() * element;
         if pattern_bytes == 0 || !pattern_bytes.is_multiple_of(VECTOR_BYTES) {
-            return Err(Error::argument(call, format!("a pattern has a multiple of {VECTOR_BYTES} B, and this one has {pattern_bytes} B")));
+            return Err(Error::argument(
+                call,
+                format!("the length of a pattern must be a multiple of {VECTOR_BYTES} B, and is {pattern_bytes} B"),
+            ));
         }
         let backend = self.raw().backend();
         Communicator::same_device(backend, call, "the pattern", pattern.inner.context())?;
@@ -242,7 +245,7 @@ impl Device {
         self.run_fill(backend, buffer, bytes, pattern, pattern_bytes, phase % pattern.len() * element)
     }
 
-    /// Refuses a buffer and a pattern of different types.
+    /// Refuses a buffer and a pattern with different element types.
     fn alike(call: &'static str, buffer: TypeTag, pattern: TypeTag) -> Result<()> {
         if buffer == pattern { Ok(()) } else { Err(Error::argument(call, format!("the buffer holds {buffer} and the pattern {pattern}"))) }
     }
@@ -270,8 +273,8 @@ impl Device {
         queued.and(Communicator::release(guards, backend, stream, self.comm.timeout()))
     }
 
-    /// Returns how many elements of a buffer differ from a pattern that is repeated from its element `phase` on.
-    /// Compares bytes, and waits for the result. One pass over the memory.
+    /// Returns how many elements of a buffer differ from repeated copies of a pattern, beginning with the pattern's
+    /// element `phase`. Compares bytes, and waits for the result. One pass over the memory.
     ///
     /// # Errors
     ///
@@ -287,7 +290,7 @@ impl Device {
         };
         Self::alike(call, buffer.element(), pattern.element())?;
         if pattern.bytes() == 0 {
-            return Err(Error::argument(call, "an empty pattern is like nothing"));
+            return Err(Error::argument(call, "the pattern is empty; pass at least one element"));
         }
         let backend = self.raw().backend();
         Communicator::same_device(backend, call, "the pattern", pattern.inner.context())?;
@@ -303,7 +306,7 @@ impl Device {
         device_call::check_place(call, "the buffer", buffer.element(), of, buffer.bytes())?;
         device_call::check_place(call, "the pattern", pattern.element(), like, pattern.bytes())?;
         // SAFETY: buffer and pattern are borrowed until the count has been waited for, on this device (checked), and
-        // as long as stated; the counter is an allocation of ours, aligned for its type; the events of all three order
+        // as long as stated; the counter is our allocation, aligned for its type; the events of all three order
         // what follows.
         let queued = unsafe { backend.kernels().check_pattern((of, count), element_bytes, (like, pattern_elements), phase, wrong, stream) };
         queued.and(Communicator::release(guards, backend, stream, self.comm.timeout()))?;

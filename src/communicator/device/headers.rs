@@ -1,22 +1,22 @@
-//! Headers by which ranks compare, before they queue them, the calls that are not compared in a collective. Such
-//! calls are messages, and the collectives of groups of several communicators. A header travels over the host
-//! backend; its receiver waits for it, and compares.
+//! Headers for comparing the calls that are not compared in a collective: messages, and the collectives of groups of
+//! several communicators. Before a rank queues such a call, it sends a header over the host backend. The receiver waits
+//! for the header, and compares it with its own call.
 //!
-//! From the first header on, other ranks rely on this rank's calls. Either these are queued, or the communicator
-//! ends: NCCL would match a call that was announced and not queued with a later one, perhaps of another length.
+//! From the first header on, other ranks rely on this rank's calls. Either these calls are queued, or the communicator
+//! ends. NCCL would match an announced call that was not queued with a later one, perhaps of a different length.
 //!
 //! A rank awaits headers while it holds its turn at the device backend, though other threads could queue calls
 //! meanwhile. The reason is the order of kernels:
-//! - NCCL runs the kernels of one communicator in the order of their launches, across streams. So sends and
-//!   receives have one order with the collectives around them, and it must be the same on both ranks.
-//! - A send that is larger than NCCL's buffers does not end before its receive.
+//! - NCCL runs the kernels of one communicator in the order of their launches, across streams. So sends, receives and
+//!   collectives have one common order, which must be the same on both ranks.
+//! - A send that is larger than NCCL's buffers does not end before its receive begins.
 //! - Suppose that rank 0 queues a send and then an `all_reduce`, and that rank 1 awaited the header outside of its
 //!   turn. Then another thread of rank 1 could queue its `all_reduce` first, though the receive was called first.
 //!   Rank 0's device would be in the send and rank 1's in the `all_reduce`, each waiting for the other.
 //!
-//! To avoid this otherwise, rank 1 would have to know of every send that other ranks queued before their
+//! To avoid this in another way, rank 1 would have to know of every send that other ranks queued before their
 //! `all_reduce`. A header alone does not contain that. Inside the turn, the order is that of the calls, which the
-//! program determines. A thread that waits behind the turn gets an error that names what it waited for.
+//! program determines. A thread that cannot get the turn gets an error that names what it waited for.
 
 #![expect(unsafe_code, reason = "posting raw places to the progress engine")]
 
@@ -37,8 +37,8 @@ const MESSAGE_TAG: u64 = INTERNAL_TAG | 1 << 61;
 /// The tag of the digests of a group's collectives, for groups of several communicators.
 const CALLS_TAG: u64 = INTERNAL_TAG | 1 << 60;
 
-/// The header of a message: its number among the messages from this rank to that one, its type, and its number of
-/// elements.
+/// The header of a message: its number among the messages between the two ranks in this direction, its type, and its
+/// number of elements.
 type Header = [u8; 24];
 
 /// The bit of a header's second word that marks a message as captured into a graph.
@@ -102,7 +102,7 @@ struct Calls {
     heard: Vec<[CallDigest; 2]>,
 }
 
-/// Headers of one communicator: those that it sends, and space for those that it awaits.
+/// Headers of one communicator: those that this rank sends, and space for those that it awaits.
 pub(super) struct Headers<'a> {
     comm: &'a Communicator,
     sent: Vec<WithHeader<'a>>,
@@ -129,7 +129,7 @@ impl<'a> Headers<'a> {
         Self { comm, sent, awaited, heard, calls: None, is_captured }
     }
 
-    /// Adds digests of collectives. In a group of several communicators each thread runs several ranks, which
+    /// Adds digests of collectives. In a group of several communicators, each thread runs several ranks, so these
     /// cannot wait for each other in a collective.
     pub(super) fn with_calls(mut self, jobs: &[Job]) -> Self {
         if let Some(first) = self.comm.compared(jobs.iter()) {
@@ -157,7 +157,7 @@ impl<'a> Headers<'a> {
         messages.chain(calls)
     }
 
-    /// Returns the places that receive what is awaited.
+    /// Returns the memory for the headers that are awaited.
     fn incoming(&mut self) -> Vec<(MessageContext, MessageBuffer)> {
         let me = self.comm.rank();
         let messages = self.awaited.iter().zip(&mut self.heard);
@@ -221,7 +221,7 @@ impl<'a> Headers<'a> {
         let Some(other) = heard.iter().position(|said| said[0] != heard[0][0]) else { return Ok(()) };
         let firsts: Vec<CallDigest> = heard.iter().map(|said| said[1]).collect();
         let later = || {
-            let words = format!("{}, and differs in a later one", compare::in_words(&firsts[0]));
+            let words = format!("{}, and differs in a later call", compare::in_words(&firsts[0]));
             Error::Mismatch { first: peers[0].clone(), first_call: words.clone(), second: peers[other].clone(), second_call: words }
         };
         Err(self.comm.difference(&firsts).unwrap_or_else(later))

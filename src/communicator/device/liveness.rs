@@ -1,9 +1,9 @@
 //! Watches the other ranks while a device waits for them. NCCL notices a dead peer only if the two communicate over
 //! a network; on one host it waits forever.
 //!
-//! Processes of this host are looked up in `/proc`. If one is missing there, a probe of its recovery listener
-//! decides (see `recovery`). Ranks of other hosts are left to NCCL: a probe occupies a place in the queue of a
-//! recovery listener, and a job has many waits.
+//! Processes of this host are looked up in `/proc`. If a process is missing there, a probe of its recovery listener
+//! decides (see `recovery`). Ranks of other hosts are left to NCCL: each probe occupies a place in the queue of a
+//! recovery listener, and a job waits often.
 
 use std::sync::{Arc, Mutex, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
@@ -24,9 +24,9 @@ use crate::host::health::Health;
 enum Observation {
     /// This rank itself.
     Own,
-    /// By its process, which has had this number since `since`, in the kernel's ticks.
+    /// A rank that is watched by its process, which has had this number since `since`, in the kernel's ticks.
     Process { pid: u32, since: u64 },
-    /// It cannot be observed from here.
+    /// A rank that cannot be observed from here.
     Unseen,
 }
 
@@ -34,7 +34,7 @@ enum Observation {
 #[derive(Debug)]
 struct Looks {
     observations: Vec<Observation>,
-    /// For each rank, how often its recovery listener has answered though its process is gone, and when to probe
+    /// For each rank: how often its recovery listener has answered although its process is gone, and when to probe
     /// again.
     answers: Vec<(u32, Instant)>,
     /// The time of the last look.
@@ -49,12 +49,12 @@ pub(super) struct PeerLiveness {
     rank: usize,
     peers: Arc<[Peer]>,
     health: Arc<Health>,
-    /// Weak, so that it ends with the communicator: a recovery listener kept open by this reference would show the
-    /// rank as alive.
+    /// Weak, so that the listeners close with the communicator: a recovery listener that this reference kept open would
+    /// show the rank as alive.
     listeners: Weak<RecoveryListeners>,
     places: Arc<[usize]>,
-    /// Receives the peers' notifications that the communicator has ended; no other thread may be receiving while a
-    /// device is waited for.
+    /// Receives the peers' notifications that the communicator has ended; while a thread waits for a device, no other
+    /// thread may be receiving.
     progress: Weak<ProgressEngine>,
     looks: Mutex<Looks>,
 }
@@ -64,7 +64,7 @@ impl Communicator {
     pub(super) fn liveness_probe(&self) -> Arc<dyn LivenessProbe> {
         let shared = &self.core.shared;
         let me = &shared.peers[shared.rank];
-        // A process number of another namespace can be that of any process here.
+        // A process number from another namespace can be that of any process here.
         let same_numbers = self.with_backend(|backend| backend.same_numbers().to_vec()).unwrap_or_default();
         let observation = |peer: &Peer| match peer {
             peer if peer.rank == me.rank => Observation::Own,
@@ -112,7 +112,7 @@ impl Observation {
 }
 
 impl PeerLiveness {
-    /// Returns why the host backend has ended, if that ends the device backend too.
+    /// Returns the reason why the host backend has ended, if that also ends the device backend.
     fn told(&self) -> Option<AbortReason> {
         let ends = |abort_reason: &&AbortReason| {
             matches!(
@@ -133,8 +133,8 @@ impl PeerLiveness {
         self.progress.upgrade().map_or(Ok(()), |progress| progress.wake_background())
     }
 
-    /// Returns a rank that has reported that it cannot start. There is no device backend then, and nothing else to
-    /// wait for.
+    /// Returns a rank that has reported that it cannot start. In this case no rank gets a device backend, and there is
+    /// nothing else to wait for.
     fn failed_to_start(&self) -> Option<usize> {
         self.progress.upgrade().and_then(|progress| progress.has_arrived(NO_START_TAG))
     }
@@ -143,7 +143,7 @@ impl PeerLiveness {
         self.listeners.upgrade().map_or(Probe::NoAnswer, |listeners| listeners.probe(self.places[rank]))
     }
 
-    /// Returns why the first rank that is gone is lost.
+    /// Returns the reason that the first rank that is gone counts as lost.
     fn missing(&self, looks: &mut Looks) -> Option<AbortReason> {
         for (rank, (observation, (answers, again))) in looks.observations.iter_mut().zip(&mut looks.answers).enumerate() {
             if !observation.has_vanished() || Instant::now() < *again {
@@ -219,7 +219,8 @@ impl LivenessProbe for PeerLiveness {
             }
             std::thread::sleep(PAUSE * 5);
         };
-        // An existing process may be another one of that number: the peer's is then in another namespace.
+        // An existing process may be a different one with the same number: the peer's process is then in another
+        // namespace.
         let found = found.or_else(|| gone_of(&Deadline::after(LAST_LOOK), &|seen| seen != Observation::Unseen && !seen.has_vanished()));
         found.map(|abort_reason| abort_reason.to_error(&doing(), &search, &self.peers))
     }

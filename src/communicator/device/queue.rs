@@ -1,5 +1,5 @@
-//! Queues checked calls: what precedes every call on the device, and what a rank must do once others rely on its
-//! calls.
+//! Queues checked calls: the steps before every call on the device, and the obligations of a rank once others rely on
+//! its calls.
 
 #![expect(unsafe_code, reason = "addresses of buffers that are borrowed, or owned by a work, are handed to the device backend")]
 
@@ -37,14 +37,14 @@ pub(super) struct CommitGuard<'a> {
 }
 
 impl<'a> CommitGuard<'a> {
-    /// Makes the guard. `is_captured` is what the others were sent about a capture, if anything.
+    /// Makes the guard. `is_captured` says whether the others were notified of a capture, if they were notified at all.
     pub(super) fn new(backend: &'a DeviceBackend, has_told: bool, is_captured: Option<bool>) -> Self {
         backend.comm().announce_capture(is_captured);
         Self { backend, has_told, is_kept: false }
     }
 
     /// Takes the outcome of queueing. If calls were compared, a refusal before anything is queued happens on every
-    /// rank: all made the same call.
+    /// rank, because all made the same call.
     pub(super) fn settle(mut self, queued: &Result<()>) {
         self.is_kept = true;
         let everywhere = |error: &Error| !self.has_told && matches!(error, Error::InvalidArgument { .. } | Error::Unsupported { .. });
@@ -72,14 +72,14 @@ impl Communicator {
             Some(Ok(device)) => Ok(device.backend()),
             Some(Err(reason)) => Err(Error::NoDevice { call: call.to_owned(), reason: reason.clone() }),
             None => {
-                let reason = "none was asked for: make the communicator with Communicator::builder().device(…)".to_owned();
+                let reason = "none was requested: create the communicator with Communicator::builder().device(…)".to_owned();
                 Err(Error::NoDevice { call: call.to_owned(), reason })
             }
         }
     }
 
-    /// Takes a turn at the device backend, if there is one. Inside a call on the host it is refused: the thread
-    /// that holds the turn may wait for that call.
+    /// Takes a turn at the device backend, if there is one. Inside a call on the host the turn is refused: the thread
+    /// that holds it may wait for that call.
     pub(in crate::communicator) fn device_turn(&self, call: &'static str) -> Result<Option<Turn<'_, ()>>> {
         let Some(Ok(device)) = self.core.device.get() else { return Ok(None) };
         if self.core.shared.backend.is_used_here() {
@@ -105,7 +105,7 @@ impl Communicator {
         self.stream.as_ref().unwrap_or_else(|| backend.stream())
     }
 
-    /// Refuses a buffer or a stream of another device than the backend's.
+    /// Refuses a buffer or a stream of a device other than the backend's.
     pub(super) fn same_device(backend: &DeviceBackend, call: &'static str, what: &str, context: &Arc<CudaContext>) -> Result<()> {
         let own = &backend.gpu().context;
         if Arc::ptr_eq(own, context) || own.cu_ctx() == context.cu_ctx() {
@@ -113,9 +113,9 @@ impl Communicator {
         }
         let reason = match (own.ordinal(), context.ordinal()) {
             (own, other) if own == other => {
-                format!("{what} belongs to another context of device {own}: use the primary one, as CudaContext::new gives it")
+                format!("{what} belongs to another context of device {own}: use the primary context, which CudaContext::new returns")
             }
-            (own, other) => format!("{what} lives on device {other}, and this communicator on device {own}"),
+            (own, other) => format!("{what} is on device {other}, but this communicator is on device {own}"),
         };
         Err(Error::argument(call, reason))
     }
@@ -139,9 +139,9 @@ impl Communicator {
         Ok(())
     }
 
-    /// Makes the ranks agree, over the host backend, before the calls of a batch are queued. Does nothing unless
-    /// calls are to be compared, or a custom kernel is used for the first time.
-    /// Returns whether the calls are captured, as the others were notified, if calls were compared.
+    /// Makes the ranks agree, over the host backend, before the calls of a batch are queued. Does nothing unless calls
+    /// are to be compared, or a custom kernel is used for the first time. If calls were compared, returns whether they
+    /// are captured, as this rank reported to the others.
     pub(super) fn agree_on_calls<'a>(
         &self,
         backend: &DeviceBackend,
@@ -164,7 +164,7 @@ impl Communicator {
         if !first_use.is_any() {
             return Ok(());
         }
-        // A rank that cannot load it must not leave the others waiting on their devices.
+        // A rank that cannot load the kernel must not leave the others waiting on their devices.
         let mine = backend.load(job, self.device_stream(backend));
         let mut reason = mine.as_ref().map_or_else(|error| error.to_string().into_bytes(), |()| Vec::new());
         reason.truncate(LONGEST_REASON);
@@ -173,11 +173,11 @@ impl Communicator {
         backend.unload(job, first_use);
         mine?;
         let reason = format!("{}: {}", self.peers()[failed], String::from_utf8_lossy(&reasons[failed]));
-        Err(Error::unsupported(job.call.to_string(), format!("not every rank can do it; {reason}")))
+        Err(Error::unsupported(job.call.to_string(), format!("not every rank can run the call: {reason}")))
     }
 
-    /// Ends the communicator because of a device call of which other ranks may have queued their part, and notifies
-    /// them.
+    /// Ends the communicator because of a device call, and notifies the other ranks, which may have queued their part
+    /// of it.
     #[cold]
     pub(super) fn end_by_device_call(&self, backend: &DeviceBackend, error: &Error) {
         let shared = &self.core.shared;
@@ -242,7 +242,7 @@ impl Communicator {
         if device::is_capturing(stream) {
             return Err(device::cuda_error("ordering the buffers of a call that is captured", error));
         }
-        event::warn!(?error, "the driver does not order what comes after a call: the call is waited for");
+        event::warn!(?error, "the driver failed to order later work after a call: waiting for the call");
         backend.comm().outlast(stream, &Deadline::after(limit))
     }
 }
@@ -254,14 +254,14 @@ impl Communicator {
         self.and_mark(call.job.call.kind.name(), doing, |hold| self.queue(call, hold))
     }
 
-    /// Marks the end of what `queue` queues. Returns an error if nothing is on the stream. Otherwise returns a
-    /// work, even after a failure: it keeps what the device may use, and reports the error.
+    /// Marks the end of the work that `queue` queues. If nothing is on the stream, returns an error. Otherwise returns
+    /// a handle, even after a failure: it keeps the memory that the device may use, and reports the error.
     pub(super) fn and_mark(&self, call: &str, doing: String, queue: impl FnOnce(Hold<'_>) -> Result<()>) -> Result<Queued> {
         let backend = self.backend(call)?;
         self.refuse_forked(call)?;
         let stream = self.device_stream(backend);
         if device::is_capturing(stream) {
-            let reason = "its end cannot be asked for inside a graph; use the form that returns no Work, which is queued as well";
+            let reason = "its end cannot be queried inside a graph; use the form that returns no Work, which also only queues the call";
             return Err(Error::unsupported(format!("a started {doing} while a graph is captured"), reason));
         }
         let may_run = Cell::new(false);

@@ -1,5 +1,5 @@
-//! The start of a device backend. The ranks exchange what they have, and agree whether that is sufficient. Only then
-//! do they connect through NCCL. So every rank learns what any rank lacks.
+//! The start of a device backend. The ranks exchange facts about their devices and libraries, and agree whether these
+//! suffice. Only then do they connect through NCCL. So every rank learns what any rank lacks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,8 +21,9 @@ use crate::host::exchange::Exchange;
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub enum DeviceChoice {
-    /// By the rank's number among the ranks of its host: the first takes device 0, the second device 1, and so on. If
-    /// a process sees fewer devices (because the launcher gives each process its own), the count starts again.
+    /// The device is chosen by the rank's number among the ranks of its host: the first takes device 0, the second
+    /// device 1, and so on. If a process sees fewer devices than the host has ranks, for example because the launcher
+    /// gives each process its own, the count starts again at 0.
     #[default]
     Local,
     /// The device with this number.
@@ -35,7 +36,7 @@ pub enum DeviceChoice {
 ///
 /// # Errors
 ///
-/// `NoDevice` with the reason, if there is no driver, or none that can be used.
+/// `NoDevice`, with the reason, if there is no usable driver.
 pub fn device_count() -> Result<usize> {
     device::count().map_err(|reason| Error::NoDevice { call: "device_count".to_owned(), reason })
 }
@@ -51,7 +52,7 @@ pub(in crate::communicator) struct DeviceRequest {
 /// The first NCCL that allows several ranks on one device.
 const SHARED_DEVICES: Version = Version::new(2, 30, 3);
 
-/// What a rank has, as it is sent to the others.
+/// The facts that a rank sends to the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct DeviceFacts {
     uuid: [u8; 16],
@@ -60,7 +61,8 @@ struct DeviceFacts {
     capability: (u8, u8),
     /// The device's number in its process.
     ordinal: u16,
-    /// The scratch memory it would allocate, in bytes: slabs must be equal on all ranks.
+    /// The scratch memory that the rank would allocate, in bytes. All ranks must have the same, because slabs must be
+    /// equal.
     scratch_bytes: u64,
     may_share: bool,
     /// Whether the NVLink switch can add for this device.
@@ -92,8 +94,8 @@ impl DeviceFacts {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         match bytes {
             [0, reason @ ..] => Err(text(reason)),
-            [1, rest @ ..] => Self::parse(rest).ok_or_else(|| "it said what cannot be understood".to_owned()),
-            _ => Err("it said what cannot be understood".to_owned()),
+            [1, rest @ ..] => Self::parse(rest).ok_or_else(|| "it sent facts that cannot be decoded".to_owned()),
+            _ => Err("it sent facts that cannot be decoded".to_owned()),
         }
     }
 
@@ -118,13 +120,14 @@ impl DeviceFacts {
     }
 }
 
-/// Returns why these ranks cannot have a device backend together. Every rank gets the same result.
+/// Returns the reason why these ranks cannot have a device backend together, if there is one. Every rank gets the same
+/// result.
 fn objection(all: &[DeviceFacts], peers: &[Peer]) -> Option<String> {
     let first = all.first()?;
     if let Some(other) = all.iter().position(|facts| facts.version != first.version) {
         let [mine, theirs] = [first, &all[other]].map(|facts| Version::from_code(facts.version));
         let reason = format!("{} has NCCL {mine} and {} has NCCL {theirs}", peers[0], peers[other]);
-        return Some(format!("{reason}: NCCL wants one version everywhere; name the library with Config::nccl_library"));
+        return Some(format!("{reason}: all ranks need the same NCCL version; choose the library with Config::nccl_library"));
     }
     let mut seen = BTreeMap::new();
     for (rank, facts) in all.iter().enumerate() {
@@ -139,7 +142,7 @@ fn objection(all: &[DeviceFacts], peers: &[Peer]) -> Option<String> {
     None
 }
 
-/// Returns what the ranks have, if all have something and it is sufficient; otherwise the reason.
+/// Returns the facts of all ranks if they suffice for a device backend; otherwise the reason why not.
 fn judged(said: &[Vec<u8>], peers: &[Peer]) -> OrReason<Vec<DeviceFacts>> {
     let facts = peers.iter().zip(said).map(|(peer, bytes)| DeviceFacts::from_bytes(bytes).map_err(|reason| format!("{peer}: {reason}")));
     let facts = facts.collect::<OrReason<Vec<_>>>()?;
@@ -161,7 +164,7 @@ fn on_one_switch(all: &[DeviceFacts], peers: &[Peer]) -> bool {
     peers.iter().zip(all).all(|both| both.1.has_multicast && Some(host(both)) == first)
 }
 
-/// A value, or why there is none. The ranks agree on this result; it is no error of the host backend.
+/// A value, or why there is none. The ranks agree on this result, and a reason is not an error of the host backend.
 type OrReason<T> = std::result::Result<T, String>;
 
 /// The tag of the notification that a rank cannot start. It is sent at most once in the life of a communicator, and
@@ -171,7 +174,7 @@ pub(super) const NO_START_TAG: u64 = INTERNAL_TAG | 1 << 61 | 1 << 60;
 /// Why a rank has not started.
 #[derive(Debug, PartialEq, Eq)]
 struct NoStart {
-    /// Whether another rank's failure may be the cause: no rank came, or one left.
+    /// Whether another rank's failure may be the cause: no rank joined, or one left.
     follows: bool,
     reason: String,
 }
@@ -199,7 +202,8 @@ impl NoStart {
     }
 }
 
-/// Returns the rank that made all others fail, and its reason. Each rank has sent nothing, or why it has not started.
+/// Returns the rank that made all others fail, and its reason. Each rank has sent nothing, or the reason why it has not
+/// started.
 fn first_reason(said: &[Vec<u8>]) -> Option<(usize, String)> {
     let reasons = said.iter().enumerate().filter_map(|(rank, said)| said.split_first().map(|(follows, reason)| (*follows, rank, reason)));
     reasons.min().map(|(_, rank, reason)| (rank, String::from_utf8_lossy(reason).into_owned()))
@@ -212,11 +216,11 @@ struct Found {
 }
 
 impl Communicator {
-    /// Makes the device backend, or stores why there is none.
+    /// Makes the device backend, or stores the reason why there is none.
     ///
     /// # Errors
     ///
-    /// `NoDevice` on every rank if one is required and cannot be made; those of the host backend.
+    /// `NoDevice` on every rank if a device backend is required and cannot be made; the errors of the host backend.
     pub(in crate::communicator) fn connect_device(&self, request: &DeviceRequest, deadline: &Deadline) -> Result<()> {
         let found = self.find_device(&request.choice);
         let backend = self.agree_and_connect(found, deadline)?;
@@ -289,7 +293,8 @@ impl Communicator {
         let least = facts.iter().map(|facts| facts.capability).min().map_or((0, 0), |(major, minor)| (major.into(), minor.into()));
         let Ok(found) = found else { return Ok(Err("this rank has no device".to_owned())) };
         let shared = device::share_pool(&found.gpu, &self.neighbours(&facts));
-        let shared = shared.map_err(|error| device::cuda_error("opening a device's pool to the others of this process", error));
+        let shared =
+            shared.map_err(|error| device::cuda_error("opening a device's memory pool to the other devices of this process", error));
         let made = match self.unique_ids(found.library, shared, deadline)? {
             Ok(ids) => {
                 let end_notice = self.end_notice();
@@ -320,7 +325,7 @@ impl Communicator {
             Ok(made) => return Ok(made),
             Err(error) => error,
         };
-        // In these cases the rank was itself notified, or its time has passed, and so has everyone's.
+        // In these cases another rank has notified this one, or the deadline has passed, on all ranks.
         if !matches!(error, Error::Aborted { .. } | Error::Timeout { .. }) {
             let limit = deadline.remaining().max(AGREEMENT_WAIT);
             for other in (0..self.world_size()).filter(|rank| *rank != self.rank()) {
@@ -365,14 +370,14 @@ impl Communicator {
                     Ok(bytes) => ids.push(ncclUniqueId { internal: bytes.map(|byte| byte as std::ffi::c_char) }),
                     Err(_) => return Ok(Err(format!("{peer} sent an NCCL id of {} B", id.len()))),
                 },
-                _ => return Ok(Err(format!("{peer} sent an NCCL id that cannot be understood"))),
+                _ => return Ok(Err(format!("{peer} sent an NCCL id that cannot be decoded"))),
             }
         }
         Ok(Ok(ids))
     }
 
-    /// Returns a backend on every rank, or on none. The first reason counts; a reason that only follows from another
-    /// counts less.
+    /// Returns a backend on every rank, or a reason on every rank. The first reason counts; a reason that only follows
+    /// from another counts less.
     fn agreed(&self, made: StartedOrNot<NcclCommunicator>, deadline: &Deadline) -> Result<OrReason<NcclCommunicator>> {
         let mine = made.as_ref().map_or_else(NoStart::to_bytes, |_| Vec::new());
         // Ranks whose time for NCCL has passed still receive the reason.
@@ -391,8 +396,8 @@ impl Communicator {
         }
     }
 
-    /// Makes the device backend of a communicator of some of this one's ranks; all of those take part. To NCCL it is
-    /// an independent communicator, and it stays usable whatever happens to this one's.
+    /// Makes the device backend of a communicator of some of this one's ranks; all ranks of the new one take part. To
+    /// NCCL it is an independent communicator, which stays usable whatever happens to this communicator's backend.
     pub(in crate::communicator) fn connect_split_device(&self, child: &Communicator, deadline: &Deadline) -> Result<()> {
         let device = match self.core.device.get() {
             Some(Ok(device)) => device,
@@ -423,7 +428,7 @@ impl Communicator {
         }
     }
 
-    /// Waits for what is queued on the device backend's own stream, and finalizes NCCL's communicator.
+    /// Waits for the work that is queued on the device backend's own stream, and finalizes NCCL's communicator.
     pub(in crate::communicator) fn close_device(&self) -> Result<()> {
         let Some(Ok(device)) = self.core.device.get() else { return Ok(()) };
         let backend = device.backend();

@@ -1,5 +1,5 @@
-//! The handles of started calls on devices. They query the stream for the end of the call, and until then keep what
-//! the device may use.
+//! The handles of started calls on devices. They query the stream for the end of the call. Until then they keep the
+//! memory that the device may use.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -37,7 +37,7 @@ struct Watcher {
 }
 
 impl Queued {
-    /// Marks what was put on the stream last, for which the device may take `limit`.
+    /// Marks the end of the work that is now on the stream. The device may take `limit` for it.
     pub(super) fn new(comm: &Arc<NcclComm>, stream: &Arc<CudaStream>, doing: String, limit: Duration, failure: Option<Error>) -> Self {
         let deadline = Deadline::after(limit);
         Self { end: Arc::new(comm.position(stream)), comm: Arc::clone(comm), doing, deadline, failure }
@@ -65,7 +65,7 @@ impl Queued {
         (state, Arc::new(watcher))
     }
 
-    /// Returns how the call has ended; `None` if it has not.
+    /// Returns the outcome of the call; `None` if it has not ended.
     fn look(&self) -> Option<Result<()>> {
         if let Some(error) = &self.failure {
             return Some(Err(error.clone()));
@@ -104,7 +104,7 @@ impl Drive for Watcher {
 }
 
 impl Watcher {
-    /// Reports how the call has ended. After an error the device may still use the buffers.
+    /// Reports the outcome of the call. After an error the device may still use the buffers.
     fn end(&self, ended: Result<()>) {
         let Some(buffers) = self.take() else { return };
         match ended {
@@ -150,7 +150,7 @@ fn keep(end: &Arc<StreamPosition>, buffers: Box<dyn ErasedBuffer>) {
 
 /// Drops a value that may be the program's, and catches its panics.
 fn drop_caught<T>(value: T) {
-    event::caught("the drop of a buffer", || drop(value));
+    event::caught("the destructor of a buffer", || drop(value));
 }
 
 /// Polls the ends of calls that are awaited, that have callbacks, or whose buffers are kept. One thread of the
@@ -171,8 +171,8 @@ static COMPLETION_POLLER: Mutex<CompletionPoller> =
 static CAME: Condvar = Condvar::new();
 
 impl CompletionPoller {
-    /// Adds a call that is polled until it has ended. If no thread can be started for that, the call ends at once
-    /// with that error.
+    /// Adds a call that is polled until it has ended. If no thread can be started for that, the call ends at once with
+    /// the error of starting it.
     fn add(watcher: Arc<Watcher>) {
         let mut poller = event::lock(&COMPLETION_POLLER);
         if poller.awaited.iter().any(|known| Arc::ptr_eq(known, &watcher)) {
@@ -183,7 +183,7 @@ impl CompletionPoller {
         poller.awaited.retain(|known| !Arc::ptr_eq(known, &watcher));
         drop(poller);
         let doing =
-            format!("awaiting {}: starting the thread that looks at it (raise the limit of threads, or call wait)", watcher.queued.doing);
+            format!("awaiting {}: starting the thread that polls it (raise the limit on threads, or call wait)", watcher.queued.doing);
         watcher.end(Err(Error::io(doing, error)));
     }
 

@@ -30,9 +30,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives. If all ranks share a host, the communicator stays usable after a passed
-    /// deadline: the next barrier resumes this one. Between hosts a passed deadline ends the communicator, as in every
-    /// collective. If ranks may be late, use [`monitored_barrier`](Self::monitored_barrier).
+    /// Those common to all collectives. If all ranks share a host, the communicator stays usable after a timeout: the
+    /// next barrier resumes this one. Between hosts a timeout ends the communicator, as in every collective. If ranks may be late, use [`monitored_barrier`](Self::monitored_barrier).
     #[doc(alias = "MPI_Barrier")]
     #[inline]
     pub fn barrier(&self) -> Result<()> {
@@ -117,12 +116,12 @@ impl Communicator {
         }
         let Some(lost) = standing.lost else { return Ok(()) };
         let peer = self.peers().get(lost as usize).cloned().unwrap_or_else(|| Peer::unknown(lost as usize));
-        let reason = "it ended or closed its communicator before it had come".to_owned();
+        let reason = "it ended or closed its communicator before it reached the barrier".to_owned();
         Err(Error::PeerLost { doing: tagged(tag), peer, elapsed: deadline.elapsed(), reason })
     }
 
-    /// Sends to the rank ahead, and receives from the one behind. What was sent is not taken back: the rank ahead will
-    /// count it.
+    /// Sends to the rank ahead, and receives from the one behind. A message that was sent is not taken back: the rank
+    /// ahead will count it.
     fn next_round(&self, tag: u32, standing: &mut Standing, deadline: &Deadline) -> Result<()> {
         let (rank, world_size) = (self.rank(), self.world_size());
         let [ahead, behind] = [standing.distance, world_size - standing.distance].map(|distance| (rank + distance) % world_size);
@@ -161,7 +160,7 @@ impl Communicator {
         let arrivals: Vec<_> = (1..self.world_size()).map(expect).collect();
         let mut missing = Vec::new();
         for (rank, arrival) in arrivals {
-            match arrival.and_then(|mut arrival| arrival.wait_deadline(deadline.remaining())) {
+            match arrival.and_then(|mut arrival| arrival.wait_timeout(deadline.remaining())) {
                 Ok(Some(_)) => {}
                 Ok(None) => missing.push(rank as u32),
                 Err(error) if error.is_peer_lost() => missing.push(rank as u32),
@@ -182,7 +181,7 @@ impl Communicator {
         let room = vec![0_u8; 4 * self.world_size()];
         let mut verdict = self.post_internal_receive(0, tag, room, keep)?;
         let _sent = self.post_internal_send(0, tag, vec![1], keep)?;
-        let Some((bytes, received)) = verdict.wait_deadline(patience)? else { return Ok(vec![0]) };
+        let Some((bytes, received)) = verdict.wait_timeout(patience)? else { return Ok(vec![0]) };
         Ok(bytes[..received.count].as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect())
     }
 }

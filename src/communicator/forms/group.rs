@@ -81,9 +81,9 @@ impl Communicator {
     /// `record` gets a group for each, in the same order. So one thread can drive several GPUs, each with its own
     /// communicator. Device buffers only: on host memory each rank needs its own thread.
     ///
-    /// Use a custom op outside of such a group first, so that the ranks agree that all of them can do it. If one rank
-    /// makes calls through `group_across`, every rank of that communicator must do so: ranks compare these calls with
-    /// n−1 messages each, not with a collective. If the calls differ, all communicators of the group are ended.
+    /// Call a custom op once outside of a group first; ranks agree there that all can compile it. If one rank makes
+    /// calls through `group_across`, every rank of that communicator must do so: ranks compare these calls with n−1
+    /// messages each, not with a collective. If the calls differ, all communicators of the group are ended.
     ///
     /// Returns what the receives of each communicator got.
     ///

@@ -367,7 +367,7 @@ impl Communicator {
     ) -> Result<Prepared<'a>> {
         let (send, receive) = (sources[self.rank()].len(), destinations[self.rank()].len());
         if send != receive {
-            let reason = format!("this rank has {send} elements for itself, and room for {receive}: these two must be of one length");
+            let reason = format!("this rank sends {send} elements to itself, but has room for {receive}: the two lengths must be equal");
             return Err(Error::argument(name, reason));
         }
         let layout = BlockLayout::Pairs {
@@ -394,7 +394,7 @@ impl Communicator {
         if given == self.world_size() {
             return Ok(());
         }
-        Err(Error::argument(call, format!("{given} {what} were given, and {} are needed: one for each rank", self.world_size())))
+        Err(Error::argument(call, format!("{given} {what} were given, but {} are needed: one for each rank", self.world_size())))
     }
 }
 

@@ -40,8 +40,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives; `InvalidArgument` if some buffers are on the host and others on a device, or if
-    /// they hold different element types ([`TypedBytes`](crate::TypedBytes)).
+    /// Those common to all collectives; `InvalidArgument` if some buffers are on the host and others on a device, or,
+    /// with [`TypedBytes`](crate::TypedBytes), if they hold different element types.
     #[doc(alias("all_reduce_coalesced", "ncclGroupStart"))]
     pub fn all_reduce_many<B: BufferMut>(&self, buffers: &mut [B], op: impl Into<Reduction<B::Element>>) -> Result<()> {
         self.execute(self.prepare_all_reduce_many(buffers, &op.into()))
@@ -325,7 +325,9 @@ impl Communicator {
                 #[cfg(not(feature = "cuda"))]
                 Prepared::Host(job, _) => jobs.push(job),
                 _ => {
-                    let reason = format!("buffer {place} is not on the side of those before it: pass all on the host, or all on a device");
+                    let reason = format!(
+                        "buffer {place} and those before it are in different kinds of memory: pass all on the host, or all on a device"
+                    );
                     return Err(Error::argument(call, reason));
                 }
             }

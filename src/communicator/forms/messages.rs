@@ -45,15 +45,15 @@ impl Communicator {
 
     /// Returns the rank that a message goes to.
     pub(in crate::communicator) fn destination(call: &'static str, envelope: &Envelope) -> Result<usize> {
-        envelope.peer.ok_or_else(|| Error::argument(call, "a message goes to one rank: name it, any will not do"))
+        envelope.peer.ok_or_else(|| Error::argument(call, "a message goes to one rank: name that rank"))
     }
 
     /// Returns the rank that a message on a device comes from.
     #[cfg(feature = "cuda")]
     pub(in crate::communicator) fn device_source(call: &'static str, envelope: &Envelope) -> Result<usize> {
-        envelope
-            .peer
-            .ok_or_else(|| Error::unsupported(format!("{call} from any rank into device memory"), "NCCL needs to know the source; name it"))
+        envelope.peer.ok_or_else(|| {
+            Error::unsupported(format!("{call} from any rank into device memory"), "NCCL needs to know the source; name that rank")
+        })
     }
 
     /// Returns this communicator with the envelope's timeout, if it has one.
@@ -141,10 +141,13 @@ type Terms = fn(&Communicator, &'static str, &Envelope, (TypeTag, usize)) -> Res
 /// and tag arrive in the order in which they were sent. The element types of the two ends must agree. The receiver's
 /// buffer must be long enough; a shorter message is allowed.
 ///
-/// A small message is on its way when `send` returns; a large one waits for its receive. So two ranks that send each
-/// other large messages before they receive wait for each other. Use [`group`](Self::group),
-/// [`send_recv`](Self::send_recv) or [`start_send`](Self::start_send) instead. Messages and collectives do not wait for
-/// each other: any number of threads may send and receive while others are in a barrier.
+/// A `send` of up to 64 KiB returns without waiting for its receive, unless too many earlier messages have not been
+/// received yet. A larger `send` waits for its receive. So two ranks that send each other large messages before they
+/// receive wait for each other. Use [`group`](Self::group), [`send_recv`](Self::send_recv) or
+/// [`start_send`](Self::start_send) instead. Messages and collectives do not wait for each other: any number of threads
+/// may send and receive while others are in a barrier.
+///
+/// # Device buffers
 ///
 /// Messages on device buffers go over NCCL. Both ends must name the same length and type. Tags, and receiving from any
 /// source, are not supported. A sender announces its message over the host backend. A receive waits on the host until
@@ -158,6 +161,8 @@ type Terms = fn(&Communicator, &'static str, &Envelope, (TypeTag, usize)) -> Res
 /// that reports this, and the communicator stays usable. Threads that send and receive on devices at the same time
 /// should use one [`group`](Self::group), or a communicator each.
 ///
+/// # Errors of messages
+///
 /// If a send gives up before its message was received, the receive that would have got it fails at once with `Message`.
 /// If a receive gives up in the middle of a message, the message is kept for the next receive. If it cannot be kept
 /// (limit: 256 MiB on a rank), both ends get an error that reports it as lost. The error distinguishes these cases. A
@@ -168,7 +173,9 @@ type Terms = fn(&Communicator, &'static str, &Envelope, (TypeTag, usize)) -> Res
 /// - `Message` if the two ends do not match (both get it), or if the other end gave up.
 /// - `PeerLost`, `Timeout`, `Poisoned`.
 ///
-/// After the first two, the communicator stays usable.
+/// After all of these except `PeerLost` and `Poisoned`, the communicator stays usable. After `PeerLost`, only messages
+/// between other ranks continue. (Device messages: see above. There, a `Timeout` also ends the communicator, unless the
+/// call was still waiting for its turn.)
 impl Communicator {
     /// Sends a buffer to a rank. The buffer may be reused when the call returns.
     ///

@@ -49,7 +49,7 @@ impl Communicator {
         let total = sizes.iter().try_fold(0_u64, |sum, size| sum.checked_add(*size));
         match total {
             Some(total) if total <= limit => Ok(sizes.iter().map(|size| *size as usize).collect()),
-            _ => Err(Error::argument(call, format!("objects of {sizes:?} B are more than Config::object_limit_bytes, {limit} B"))),
+            _ => Err(Error::argument(call, format!("objects of {sizes:?} B exceed Config::object_limit_bytes, {limit} B"))),
         }
     }
 

@@ -16,7 +16,8 @@ use crate::communicator::prepare::prepared::element;
 use crate::error::{Error, Result};
 use crate::host::shm::{ShareError, Size, Storage};
 
-/// A buffer allocated by [`Communicator::alloc`]: a slice of `T` that any call takes, whole or in part.
+/// A buffer allocated by [`Communicator::alloc`]: a slice of `T` that any call takes, whole or in part. It is called a
+/// *window* in the guide.
 ///
 /// It belongs to this rank alone, as a vector does. It can be sent to other threads and can outlive its communicator.
 /// Other ranks read it, inside collectives that this rank calls with it, but never write to it.
@@ -126,11 +127,11 @@ impl Communicator {
     ///
     /// **Cost.**
     /// - Memory: the bytes of every rank's buffer exist once on the host, and are allocated when this returns.
-    ///   Measured: 3 to 6 µs per page of 4 KiB.
+    ///   Measured: 3 to 6 µs per page of 4 KiB (2 virtual CPUs, Zen 5; `benches/record/design-figures.md`).
     /// - Address space: each rank maps the buffers of all ranks on its host and its own buffer a second time, so (ranks
     ///   on the host + 1) × `len` elements, rounded up to pages (of 2 MiB if a buffer fills one).
-    /// - First use: another rank's page is mapped when a call first reaches it, in about 1 µs. So allocate once and use
-    ///   it often.
+    /// - First use: another rank's page is mapped when a call first reaches it, in about 1 µs on that machine. So
+    ///   allocate once and use it often.
     ///
     /// Huge pages are used if the system allows them for shared memory
     /// (`/sys/kernel/mm/transparent_hugepage/shmem_enabled` at `advise`).
@@ -157,7 +158,7 @@ impl Communicator {
     fn allocate<T: Data>(&self, len: usize, size: usize, asked: [u64; 3]) -> Result<SharedBuffer<T>> {
         self.same_allocation(asked)?;
         let bytes = len.checked_mul(size).filter(|bytes| *bytes <= isize::MAX as usize);
-        let too_much = || Error::argument("alloc", format!("{len} elements of {size} B are more than an address space holds"));
+        let too_much = || Error::argument("alloc", format!("{len} elements of {size} B do not fit into the address space"));
         match bytes.ok_or_else(too_much)? {
             0 => Ok(SharedBuffer::new(None, len)),
             bytes => Ok(SharedBuffer::new(Some(self.storage(Size { bytes, align: align_of::<T>() }, asked)?), len)),

@@ -1,13 +1,13 @@
-//! The progress of a tagged barrier on one rank, and what it knows of the others. Pure.
+//! The progress of a tagged barrier on one rank, and what this rank knows of the others. Pure: no input or output.
 //!
-//! In each round a rank notifies the rank that is some distance ahead that it has come, and receives the same from the
-//! rank as far behind. The distance doubles each round. A notification covers all ranks that its sender knows of, so
-//! after log₂ n rounds a rank knows of all.
+//! In each round, a rank notifies the rank at a certain distance ahead that it has entered the barrier. The rank at the
+//! same distance behind notifies it in the same way. The distance doubles with each round. A notification covers all
+//! ranks whose entry its sender knows of, so after log₂ n rounds a rank knows of all entries.
 //!
-//! A rank receives from another one in one round only. So messages need no number: those of one source and tag arrive
-//! in order, and each barrier takes one. A barrier whose deadline has passed is not over: what it has sent stays
-//! valid, and what it awaits still arrives. So the next barrier under the tag continues where it stopped. If several
-//! threads use a tag, the k-th to leave it knows of k entries of every rank.
+//! A rank receives from any other rank in only one round. So messages need no number: messages of one source and tag
+//! arrive in order, and each barrier takes one. A barrier whose deadline has passed is not over: what it has sent stays
+//! valid, and what it awaits still arrives. So the next barrier under the tag continues where the earlier one stopped.
+//! If several threads use a tag, the k-th thread to leave the barrier knows that every rank has entered k times.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -21,7 +21,7 @@ pub(in crate::communicator) struct Standing {
     pub(in crate::communicator) distance: usize,
     /// Whether the rank ahead was notified in this round.
     pub(in crate::communicator) has_told: bool,
-    /// A rank that can no longer come.
+    /// A rank that can no longer enter.
     pub(in crate::communicator) lost: Option<u32>,
 }
 
@@ -48,8 +48,7 @@ impl Standing {
         self.hear((rank as u32).to_le_bytes());
     }
 
-    /// Returns the ranks of `world_size` that `rank` knows of, including itself, and those that the awaited message is
-    /// to cover.
+    /// Returns the ranks whose entry `rank` knows of, including its own, and those that the awaited message will cover.
     pub(in crate::communicator) fn known(&self, rank: usize, world_size: usize) -> (Vec<usize>, Vec<usize>) {
         let behind = |most: usize| (0..most.min(world_size)).map(move |distance| (rank + world_size - distance) % world_size);
         let mut heard: Vec<usize> = behind(self.distance).collect();

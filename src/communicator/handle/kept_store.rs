@@ -1,8 +1,8 @@
 //! The store at which the ranks of a job met, kept for the program's own keys if `Config::keep_store` is set.
 //!
-//! A rank keeps no connection to a served store, only its address. Each handle has its own connection, so that one
-//! thread may wait for a key that another one sets. Rank 0 keeps its server as long as one of its communicators of
-//! the job lives.
+//! If the store is served, a rank keeps no connection to it, only its address. Each handle has its own connection, so
+//! that one thread may wait for a key that another thread sets. Rank 0 keeps its server as long as one of its
+//! communicators of the job lives.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,19 +36,19 @@ impl KeptStore {
         match &self.reach {
             Some(Reach::Address(address)) => address.open(timeout),
             Some(Reach::Shared(store)) => Ok(Arc::clone(store)),
-            None => Err(Error::argument("store", "the store is gone")),
+            None => Err(Error::argument("store", "the store has been dropped")),
         }
     }
 }
 
 impl Drop for KeptStore {
     fn drop(&mut self) {
-        // Waits for no rank: handles of other ranks may stay open for any time.
+        // Waits for no rank: handles of other ranks may stay open for any length of time.
         if let Some(server) = self.server.take() {
             server.end_within(Duration::ZERO);
         }
         // The store, and so its drop, may be the program's code.
         let reach = self.reach.take();
-        event::tell("the drop of a store", move || drop(reach));
+        event::tell("the destructor of a store", move || drop(reach));
     }
 }

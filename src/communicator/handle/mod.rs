@@ -1,5 +1,5 @@
-//! The communicator handle: its parts, and the properties that it reports. Everything else that it does is in the
-//! modules named after it.
+//! The communicator handle: its parts, and the properties that it reports. Each of its other methods is in the module
+//! named after what the method does.
 
 pub(in crate::communicator) mod dissemination;
 pub(in crate::communicator) mod kept_store;
@@ -33,32 +33,32 @@ use crate::observe::LIFE;
 
 /// One rank of a group of processes or threads that call collectives together.
 ///
-/// Every rank must make the same calls in the same order; otherwise the ranks get an error that names both calls.
-/// Blocking calls run on the calling thread. `start_*` calls run in the background, in the order in which they were
-/// started, and blocking collectives wait for them. Messages ([`send`](Self::send), [`recv`](Self::recv) …) are
+/// Every rank must make the same calls in the same order; otherwise the ranks get an error that names two differing
+/// calls. Blocking calls run on the calling thread. `start_*` calls run in the background, in the order in which they
+/// were started, and blocking collectives wait for them. Messages ([`send`](Self::send), [`recv`](Self::recv) …) are
 /// independent of collectives.
 ///
-/// A clone is the same communicator, for another thread or another owner. Collectives of several threads run one after
-/// the other, in the order in which they are called. The program must make sure that all ranks call them in the same
-/// order; calls that differ are reported as a mismatch. Threads that need no common order should each use their own
-/// communicator, made by [`duplicate`](Self::duplicate). Messages do not wait for collectives. A call waits for its turn
-/// behind another thread's call for at most its timeout. If the timeout passes then, the call has not begun, and the
-/// communicator stays usable.
+/// A clone is a further handle to the same communicator, for another thread or another owner. Collectives of several
+/// threads run one after the other, in the order in which they are called. The program must make sure that all ranks
+/// call them in the same order; calls that differ are reported as a mismatch. Threads that need no common order should
+/// each use their own communicator, made by [`duplicate`](Self::duplicate). Messages do not wait for collectives. A
+/// call waits at most its own timeout for its turn behind another thread's call. If the timeout passes during this
+/// wait, the call has not begun, and the communicator stays usable.
 ///
 /// If two ranks, or two threads, use two communicators in opposite orders, they wait for each other until a deadline
-/// passes. The error then names the call, the ranks it waited for, and what else this process has waited in meanwhile
-/// ([`Error::Timeout`]). If the ranks are processes, each names its own call, and `collperf --explain-hang` compares
-/// them.
+/// passes. The error then names the call, the ranks that it waited for, and the other calls in which this process
+/// waited meanwhile ([`Error::Timeout`]). If the ranks are processes, each names its own call, and `collperf
+/// --explain-hang` compares them.
 ///
 /// A lost peer, a mismatch, an abort or a timeout inside a collective ends the communicator: further calls are refused
 /// with an error that contains the first one. [`shrink`](Self::shrink) makes a new communicator of the remaining
 /// ranks.
 ///
 /// [`Device`](crate::Device)s, the `DataParallel` of `collectives-train` and closures that capture a clone keep a
-/// communicator alive. Objects that it keeps itself, such as an observer in its settings, should hold an
+/// communicator alive. Objects that the communicator itself keeps, such as an observer in its settings, should hold an
 /// [`abort_handle`](Self::abort_handle) instead.
 ///
-/// Dropping the last clone waits a short while for started calls, notifies the peers and closes its connections; see
+/// Dropping the last clone waits a short while for started calls, notifies the peers and closes the connections; see
 /// also [`close`](Self::close).
 #[derive(Clone)]
 pub struct Communicator {
@@ -84,7 +84,7 @@ pub(in crate::communicator) struct Core {
     pub(in crate::communicator) children: AtomicU64,
     /// Held by a thread that runs a shrink: a rank takes part once.
     pub(in crate::communicator) shrinking: TicketLock<()>,
-    /// The device backend once it was requested, or why there is none.
+    /// The device backend, or the reason why there is none; set once a device was requested.
     #[cfg(feature = "cuda")]
     pub(in crate::communicator) device: OnceLock<std::result::Result<NcclCommunicator, String>>,
 }
@@ -150,8 +150,8 @@ impl Communicator {
         &self.core.shared.peers
     }
 
-    /// Returns each rank's number in the job's communicator, indexed by rank. This communicator was made from that one
-    /// by splits, subgroups and shrinks.
+    /// Returns each rank's number in the job's first communicator, indexed by rank. Splits, subgroups and shrinks
+    /// change a rank's number, but not this one.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -175,9 +175,9 @@ impl Communicator {
         &self.core.shared.config
     }
 
-    /// Describes how this communicator's calls are done: over shared memory, over TCP, and between hosts which
-    /// algorithm each collective takes at which size (in the format of [`AlgorithmRanges`](crate::AlgorithmRanges)).
-    /// The text is for people and may change.
+    /// Describes how this communicator makes its calls: whether over shared memory or over TCP, and between hosts the
+    /// algorithm of each collective by size, in the format of [`AlgorithmRanges`](crate::AlgorithmRanges). The text is
+    /// for people and may change.
     #[must_use]
     pub fn explain(&self) -> String {
         if self.core.shared.health.is_foreign() {
@@ -188,7 +188,7 @@ impl Communicator {
     }
 
     /// Returns the algorithm of a collective on this rank, on ordinary host memory with a built-in op. `bytes` is the
-    /// size of the whole vector; if there are blocks, of all of them together.
+    /// size of the whole vector, or of all blocks together.
     ///
     /// Returns `None` if called inside a reduction that is under way, once the communicator is closed, and in a forked
     /// child.
@@ -214,15 +214,16 @@ impl Communicator {
         self.timeout.unwrap_or_else(|| unpacked(self.core.timeout.load(Ordering::Relaxed)))
     }
 
-    /// Returns the same communicator with its own timeout for the calls made with this handle. You can use it for one
-    /// call, or keep it.
+    /// Returns the same communicator with its own timeout for the calls made with this handle. You can use the new
+    /// handle for one call, or keep it.
     ///
-    /// Calls on devices are queued, and the timeout limits the time that the device may take. It counts from when the
-    /// call is queued (to a tenth of a second). If calls with other timeouts were queued on this communicator before
-    /// and end later, it counts from their end: NCCL runs a communicator's calls in their order. So no call's timeout
-    /// shortens or lengthens another's. If one passes, the communicator ends. A call with another timeout than the one
-    /// before it costs an event on each stream that is in use. Waiting for a started call, or in
-    /// [`Device::synchronize`](crate::Device::synchronize), is limited to this time too, counted from the call.
+    /// Calls on devices are queued, and the timeout limits the time that the device may take. The timeout counts from
+    /// the moment the call is queued, with an accuracy of a tenth of a second. If earlier calls with other timeouts are
+    /// still running at that time, it counts from their end, because NCCL runs a communicator's calls in order. So no
+    /// call's timeout shortens or lengthens another's. If a timeout passes, the communicator ends. A call whose timeout
+    /// differs from the previous call's costs an event on each stream that is in use. The timeout also limits the wait
+    /// for a started call, counted from the start of that call, and
+    /// [`Device::synchronize`](crate::Device::synchronize), counted from its own call.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -238,8 +239,8 @@ impl Communicator {
         Self { timeout: Some(timeout), ..self.clone() }
     }
 
-    /// Sets how long later calls may wait for their peers. It applies to all clones on this rank that have no timeout
-    /// of their own.
+    /// Sets how long later calls may wait for their peers. The new timeout applies to all clones on this rank that have
+    /// no timeout of their own.
     pub fn set_timeout(&self, timeout: Duration) {
         self.core.shared.allow_timeout(timeout);
         self.core.timeout.store(packed(timeout), Ordering::Relaxed);
@@ -251,7 +252,7 @@ impl Communicator {
         self.no_turn_behind(call, why, || self.core.shared.under_way())
     }
 
-    /// Returns the same error for a turn behind the call that `under_way` finds.
+    /// Returns the error of a call that did not get its turn behind the call that `under_way` finds.
     #[cold]
     pub(in crate::communicator) fn no_turn_behind(
         &self,

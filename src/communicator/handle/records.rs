@@ -10,11 +10,11 @@ use crate::observe::TraceLog;
 /// # The flight recorder
 ///
 /// Every communicator keeps its last calls ([`Config::flight_recorder_calls`](crate::Config::flight_recorder_calls)),
-/// with the state of each. If a call fails for lack of a peer, they are written to a folder, if one is set
-/// ([`Config::flight_recorder_dir`](crate::Config::flight_recorder_dir)). Otherwise you can request them, from any
-/// thread or by a signal ([`flight::write_records_on_sigusr1`]).
+/// with the state of each. If a call fails because a peer is missing, the records are written to a folder, if one is
+/// set ([`Config::flight_recorder_dir`](crate::Config::flight_recorder_dir)). You can also request them at any time,
+/// from any thread or by a signal ([`flight::write_records_on_sigusr1`]).
 impl Communicator {
-    /// Returns a handle on this communicator's records, which any thread can read.
+    /// Returns a handle to this communicator's records, which any thread can read.
     ///
     /// ```
     /// # use collectives::{Collective, Communicator, flight};
@@ -32,8 +32,8 @@ impl Communicator {
         flight::Recorder::new(&self.core.shared.recorder)
     }
 
-    /// Returns the name of the communicator that these ranks are about to make, with the number by which all of this
-    /// one's ranks count it.
+    /// Returns the name of the communicator that these ranks are about to make. It contains the number that all ranks
+    /// of this communicator give to the new one.
     pub(in crate::communicator) fn name_child(&self, members: &[usize]) -> String {
         let number = self.core.children.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let first = members.first().map_or_else(|| "nobody".to_owned(), ToString::to_string);
@@ -44,12 +44,12 @@ impl Communicator {
 /// # Traces
 impl Communicator {
     /// Writes the timings of this communicator's calls, and of communicators made from it, into a folder as
-    /// `trace-ID-rankR.json`. Returns the file, which Perfetto and `collperf trace` can read. It is written completely
-    /// or not at all.
+    /// `trace-ID-rankR.json`. Returns the path of the file, which Perfetto and `collperf trace` can read. The file is
+    /// written completely or not at all.
     ///
     /// The trace is complete if it was enabled beforehand ([`Config::trace`](crate::Config::trace)). Otherwise it
-    /// contains what the [flight recorder](Self::flight_recorder) has of this communicator: the beginning of most
-    /// calls and the end of the longer ones.
+    /// contains what the [flight recorder](Self::flight_recorder) has recorded of this communicator: the beginning of
+    /// most calls and the end of the longer ones.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -66,11 +66,11 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `Io` if it cannot be written; `Unsupported` in a process that was forked from the one that made the
+    /// `Io` if the file cannot be written; `Unsupported` in a process that was forked from the one that made the
     /// communicator.
     pub fn write_trace(&self, folder: impl AsRef<Path>) -> Result<PathBuf> {
         if self.core.shared.health.is_foreign() {
-            let reason = "this process was forked from the one that made the communicator, and has none of its trace".to_owned();
+            let reason = "this process was forked from the one that created the communicator, and does not have its trace".to_owned();
             return Err(Error::Unsupported { what: "write_trace".to_owned(), reason });
         }
         self.with_trace(|log| log.write(folder.as_ref()))
@@ -82,7 +82,7 @@ impl Communicator {
         self.with_trace(TraceLog::to_json)
     }
 
-    /// Passes the log that is kept, or one made of the flight recorder's records.
+    /// Passes the log that is kept, or a log made from the flight recorder's records, to `give`.
     fn with_trace<R>(&self, give: impl FnOnce(&TraceLog) -> R) -> R {
         let shared = &self.core.shared;
         if let Some(log) = &shared.trace {

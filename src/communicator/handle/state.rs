@@ -40,12 +40,12 @@ pub(in crate::communicator) struct Shared {
     pub(in crate::communicator) listen: IpAddr,
     /// A random number that no other communicator has.
     pub(in crate::communicator) id: [u8; 16],
-    /// The means by which its ranks find each other after a failure.
+    /// The means by which the communicator's ranks find each other after a failure.
     pub(in crate::communicator) recovery: RecoveryGroup,
-    /// The number in the job, by rank.
+    /// Each rank's number in the job.
     pub(in crate::communicator) world_ranks: Arc<[usize]>,
-    /// This rank's log, shared with the communicators that are made from this one. It is written when the last of them
-    /// is dropped, so nothing that may outlive them (such as handles) may hold it.
+    /// This rank's log, shared with the communicators that are made from this one. The log is written when the last of
+    /// these communicators is dropped, so nothing that may outlive them (such as handles) may hold it.
     pub(in crate::communicator) trace: Option<Arc<TraceLog>>,
     /// The job's store, if it is kept, until the communicator is closed.
     pub(in crate::communicator) store: Mutex<Option<Arc<KeptStore>>>,
@@ -54,7 +54,7 @@ pub(in crate::communicator) struct Shared {
 }
 
 impl Shared {
-    /// Returns the numbers in the job of some ranks.
+    /// Returns some ranks' numbers in the job.
     pub(in crate::communicator) fn world_ranks_of(&self, members: &[usize]) -> Arc<[usize]> {
         members.iter().map(|member| self.world_ranks[*member]).collect()
     }
@@ -125,7 +125,7 @@ impl Shared {
             NoTurn::Inside => Error::argument(call, "called from within a call of the same communicator"),
             NoTurn::Late => {
                 let before = under_way().unwrap_or_else(|| "calls".to_owned());
-                let doing = format!("{call}, which has not begun: waiting for its turn behind {before}, called before");
+                let doing = format!("{call}, which has not begun: waiting for its turn behind {before}, which was called earlier");
                 let late = Error::Timeout { doing, elapsed: limit, missing: Vec::new(), arrived: Vec::new(), meanwhile: Vec::new() };
                 self.recorder.with_meanwhile(late)
             }
@@ -147,8 +147,8 @@ impl Shared {
         self.recorder.after_error(error);
     }
 
-    /// Writes the records now, while they exist, if peers have ended the communicator and no call here has reported
-    /// it.
+    /// Writes the records, while they still exist, if peers have ended the communicator and no call here has reported
+    /// that.
     pub(in crate::communicator) fn write_unwritten(&self) {
         let by_trouble = matches!(
             self.health.abort_reason(),

@@ -22,7 +22,8 @@ use crate::host::backend::{HostBackend, Jobs};
 /// How long a dropped communicator waits for calls that were started and not waited for.
 const DROP_PATIENCE: Duration = Duration::from_secs(5);
 
-/// The most calls that one turn makes, each up to its full timeout, as the collectives on objects do.
+/// The largest number of calls that one turn makes, each of which may take its full timeout. The collectives on objects
+/// make this many.
 const CALLS_OF_A_TURN: u32 = 4;
 
 /// A started call: its jobs, its buffers, and the state that reports its end.
@@ -33,7 +34,7 @@ pub(in crate::communicator) struct Started {
     pub(in crate::communicator) timeout: Duration,
 }
 
-/// What remains of a started call that has ended.
+/// The remains of a started call that has ended.
 struct Left {
     /// The buffers of a call that failed.
     buffers: Option<Box<dyn ErasedBuffer>>,
@@ -56,8 +57,8 @@ impl Started {
         }
     }
 
-    /// Ends the call with the error of a turn that did not come, and ends the communicator. The call has its place in
-    /// the order of all ranks, which the next call must not take.
+    /// Ends the call with the error of a turn that did not come, and ends the communicator. The call has a place in the
+    /// order of all ranks, and the next call must not take that place.
     #[cold]
     fn refuse(self, why: NoTurn, limit: Duration, shared: &Shared) -> Left {
         let Self { jobs, buffers, state, .. } = self;
@@ -70,7 +71,7 @@ impl Started {
             shared.health.end(AbortReason::TimedOut { waiting: me, missing: me });
             error
         });
-        event::caught("the drop of a custom op", || drop(jobs));
+        event::caught("the destructor of a custom op", || drop(jobs));
         shared.after_failure(&error);
         state.end(Err(error));
         Left { buffers: Some(buffers), state }
@@ -82,7 +83,7 @@ impl Started {
         shared.recorder.take_up();
         let result = event::caught("a custom op", || backend.run_all(&jobs, &Deadline::after(timeout)))
             .unwrap_or_else(|| Err(Error::OpPanicked { call: jobs.name() }));
-        event::caught("the drop of a custom op", || drop(jobs));
+        event::caught("the destructor of a custom op", || drop(jobs));
         if let Err(error) = &result {
             shared.after_failure(error);
         }
@@ -102,12 +103,12 @@ impl Started {
 }
 
 impl Left {
-    /// Drops what no other owner holds; the drops may be the program's code. Each is caught separately, because two
-    /// panics at once end the process.
+    /// Drops what no other owner holds. The drops may run the program's code. Panics are caught in each drop
+    /// separately, because two panics at once end the process.
     fn free(self) {
         let Self { buffers, state } = self;
-        event::caught("the drop of a buffer", || drop(buffers));
-        event::caught("the drop of a buffer", || drop(state));
+        event::caught("the destructor of a buffer", || drop(buffers));
+        event::caught("the destructor of a buffer", || drop(state));
     }
 }
 
@@ -158,7 +159,8 @@ impl Worker {
         shared.recorder.queue(started.jobs.call());
         // From here to the queue nothing can unwind: a drawn ticket has to get there.
         let sent = thread.jobs.send((shared.backend.draw(), started));
-        // Before a call that was not sent is dropped: its drop may be the program's code.
+        // The lock is released before a call that was not sent is dropped, because that drop may run the program's
+        // code.
         drop(held);
         sent.map_err(|SendError((ticket, _))| {
             // Cannot happen while this lives: the thread ends when its queue is dropped, and catches panics.
@@ -178,12 +180,13 @@ impl Worker {
         }
         shared.health.end(AbortReason::Aborted { by: shared.rank as u32 });
         if !own.wait(LAST) {
-            event::warn!(rank = shared.rank, "a custom op or a callback of a started call does not return: its thread is left behind");
+            event::warn!(rank = shared.rank, "a custom op or a callback of a started call has not returned: its thread is abandoned");
         }
     }
 }
 
 /// Returns the error of a call that no worker can run.
 fn gone() -> Error {
-    Error::argument("start", "the worker thread of this communicator is gone")
+    let reason = std::io::Error::other("it has ended unexpectedly; please report this as a bug in collectives");
+    Error::io("passing a call to the background thread of this communicator", reason)
 }

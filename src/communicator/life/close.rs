@@ -29,10 +29,10 @@ pub struct AbortHandle {
 }
 
 impl AbortHandle {
-    /// Ends the communicator. A call that is under way here returns `Aborted` soon, and so do calls of peers that wait
-    /// for this rank; later calls are refused. If none is under way here, the peers are notified when this rank makes
-    /// its next call or drops the communicator. Idempotent. Does nothing once the communicator is dropped, or in a
-    /// forked child.
+    /// Ends the communicator. A call that is under way on this rank returns `Aborted` soon, and so do calls of peers
+    /// that wait for this rank; later calls are refused. If no call is under way on this rank, the peers are notified
+    /// when this rank makes its next call or drops the communicator. Idempotent. Does nothing once the communicator is
+    /// dropped, or in a forked child.
     pub fn abort(&self) {
         let Some(health) = self.health.upgrade().filter(|health| !health.is_foreign()) else { return };
         if let (None, Some(recorder)) = (health.abort_reason(), self.recorder.upgrade()) {
@@ -79,12 +79,12 @@ impl Communicator {
     #[doc(alias = "ncclCommAbort")]
     pub fn abort(&self) {
         self.abort_handle().abort();
-        // Another thread may be in a call, which ends now and notifies the peers as well.
+        // Another thread may be in a call. That call ends now, and notifies the peers as well.
         let _ = self.core.shared.backend.with(ABORTING, HostBackend::propagate);
     }
 
-    /// Waits until every rank calls this and all started calls have ended, then closes the communicator for all its
-    /// clones. Later calls get [`Error::Closed`], and messages that others wait for end.
+    /// Waits until every rank has called this and all started calls have ended, then closes the communicator for all
+    /// its clones. Later calls return [`Error::Closed`], and so do messages that other threads still wait for.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -99,12 +99,12 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those of [`Communicator::barrier`]. The communicator is closed even then, with these exceptions:
-    /// - This is called from within one of its calls.
-    /// - Its turn does not come within the timeout.
+    /// The errors of [`Communicator::barrier`]. The communicator is closed even after an error, with these exceptions:
+    /// - `close` is called from within a call of this communicator.
+    /// - The turn of this call does not come within the timeout.
     /// - CUDA graphs still contain its device calls (`InvalidArgument`: drop them first).
     ///
-    /// `Closed` if it was closed before.
+    /// `Closed` if the communicator was closed before.
     #[doc(alias("ncclCommFinalize", "destroy_process_group"))]
     pub fn close(&self) -> Result<()> {
         let shared = &self.core.shared;
@@ -120,8 +120,8 @@ impl Communicator {
             let _turn = self.device_turn("close")?;
             self.composite("close", || self.close_in_turn())
         };
-        // Outside of the turn: calls started behind it are refused now, and callbacks may wait for a turn. The drop of
-        // a store may be the program's code.
+        // Outside of the turn: calls that were started behind it are refused now, and their callbacks may wait for a
+        // turn. Dropping a store may run the program's code.
         if shared.health.is_closed() {
             self.core.finish();
             self.keep_store(None);

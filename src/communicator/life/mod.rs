@@ -1,4 +1,5 @@
-//! The life of a communicator: how it starts, what is made from it, how it is shrunk after a failure, and how it ends.
+//! The life of a communicator: its start, the communicators that are made from it, its shrinking after a failure, and
+//! its end.
 
 pub(in crate::communicator) mod bootstrap;
 pub(in crate::communicator) mod close;

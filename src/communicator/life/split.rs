@@ -33,7 +33,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those of collectives, and of a start.
+    /// The errors of collectives, and of joining a job (see [`Communicator::from_env`]).
     #[doc(alias("ncclCommSplit", "MPI_Comm_split", "split_group"))]
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Self>> {
         self.making("split", || self.split_by(color, key))
@@ -63,8 +63,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The same on every rank: `InvalidArgument` for a rank that does not exist or is listed twice, `Conflict` if
-    /// ranks pass different lists. In addition, those of [`split`](Self::split).
+    /// The same on every rank: `InvalidArgument` for a rank that does not exist or is listed twice, `Conflict` if ranks
+    /// pass different lists. In addition, the errors of [`split`](Self::split).
     #[doc(alias = "new_group")]
     pub fn subgroup(&self, ranks: &[usize]) -> Result<Option<Self>> {
         self.making("subgroup", || {
@@ -77,8 +77,8 @@ impl Communicator {
     /// Makes a new communicator for each list of ranks, numbered as listed: `Some` if this rank is in the list.
     /// Collective: every rank of this communicator calls it with the same lists.
     ///
-    /// Lists that have no rank in common are made together, at the cost of one [`split`](Self::split). A rank may be
-    /// in several lists. Those are made one after the other, in the order of the call, each together with as many
+    /// Lists that have no rank in common are made together, at the cost of one [`split`](Self::split). A rank may be in
+    /// several lists. These lists are made one after the other, in the order given. Each is made together with as many
     /// others as have no rank in common with it.
     ///
     /// ```
@@ -94,7 +94,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those of [`subgroup`](Self::subgroup). If one list fails, its ranks get the error and none of their other
+    /// The errors of [`subgroup`](Self::subgroup). If one list fails, its ranks get the error and none of their other
     /// communicators. The other ranks still get theirs.
     #[doc(alias = "new_subgroups_by_enumeration")]
     pub fn subgroups<L: AsRef<[usize]>>(&self, lists: &[L]) -> Result<Vec<Option<Self>>> {
@@ -117,8 +117,8 @@ impl Communicator {
         })
     }
 
-    /// Splits the ranks into communicators of `size` neighbouring ranks each, and returns this rank's one. Collective:
-    /// every rank of this communicator calls it with the same size.
+    /// Splits the ranks into communicators of `size` neighbouring ranks each, and returns the one that this rank is in.
+    /// Collective: every rank of this communicator calls it with the same size.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -133,13 +133,13 @@ impl Communicator {
     /// # Errors
     ///
     /// The same on every rank: `InvalidArgument` if the world size is not a multiple of the size, `Conflict` if ranks
-    /// pass different sizes. In addition, those of [`split`](Self::split).
+    /// pass different sizes. In addition, the errors of [`split`](Self::split).
     #[doc(alias = "new_subgroups")]
     pub fn subgroup_of_size(&self, size: usize) -> Result<Self> {
         self.making("subgroup_of_size", || {
             self.agree(&format!("subgroup_of_size({size})"))?;
             if size == 0 || !self.world_size().is_multiple_of(size) {
-                let reason = format!("the world size {} is no multiple of {size}", self.world_size());
+                let reason = format!("the world size {} is not a multiple of {size}", self.world_size());
                 return Err(Error::argument("subgroup_of_size", reason));
             }
             let first = self.rank() / size * size;
@@ -229,7 +229,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those of [`split`](Self::split).
+    /// The errors of [`split`](Self::split).
     #[doc(alias = "MPI_Comm_dup")]
     pub fn duplicate(&self) -> Result<Self> {
         let everyone: Vec<usize> = (0..self.world_size()).collect();

@@ -10,17 +10,17 @@ use crate::host::health::forked;
 use crate::rendezvous::PrefixStore;
 
 impl Communicator {
-    /// Returns a handle on the store at which the job's ranks met, for the program's own keys. All ranks of this
-    /// communicator see the same keys. No other communicator sees them, and they are separate from the crate's own.
-    /// Needs [`Config::keep_store`](crate::Config::keep_store).
+    /// Returns a handle to the store at which the job's ranks met, for the program's own keys. All ranks of this
+    /// communicator see the same keys. No other communicator sees them, and they are separate from the crate's own
+    /// keys. Needs [`Config::keep_store`](crate::Config::keep_store).
     ///
     /// If the store is served over TCP, each handle has its own connection, so threads that wait for each other's keys
-    /// should take one each. Handles on a store in a file, or one that was passed to the builder, share it.
-    /// Communicators made from this one (by splits, subgroups, duplicates and shrinks) have their own keys in the same
-    /// store. A handle may outlive its communicator.
+    /// should each take their own handle. If the store is in a file, or was passed to the builder, all handles share
+    /// it. Communicators made from this one (by splits, subgroups, duplicates and shrinks) have their own keys in the
+    /// same store. A handle may outlive its communicator.
     ///
     /// The store lives as long as its server. Rank 0 of the job serves it until it has closed or dropped its
-    /// communicators of the job. Then handles of other ranks get errors that report this, and no call waits. A
+    /// communicators of the job. After that, the handles of other ranks return errors that say so, and no call waits. A
     /// launcher's store ends with the launcher.
     ///
     /// ```
@@ -42,11 +42,11 @@ impl Communicator {
     /// # Errors
     ///
     /// - `Unsupported` if the communicator was made without `Config::keep_store`.
-    /// - `Closed` once it is closed.
+    /// - `Closed` once the communicator is closed.
     /// - `Io` if the server no longer answers.
-    /// - `Unauthorized` as at the start.
+    /// - `Unauthorized` under the same conditions as when the job started.
     ///
-    /// A communicator that an error has ended still returns handles.
+    /// If an error has ended the communicator, this still returns handles.
     #[doc(alias("get_default_store", "_get_default_store"))]
     pub fn store(&self) -> Result<PrefixStore> {
         let shared = &self.core.shared;

@@ -1,4 +1,4 @@
-//! The checks of every argument of a collective, once each and only here.
+//! The checks of every argument of a collective. Each is made once, and only here.
 
 use crate::call::buffer::{BufferMut, Memory, MemoryMut};
 use crate::call::element::Data;
@@ -32,13 +32,13 @@ impl Communicator {
         if length == expected {
             return Ok(());
         }
-        Err(Error::argument(kind.name(), format!("{what} has {length} elements, and {expected} are needed: {why}")))
+        Err(Error::argument(kind.name(), format!("{what} has {length} elements, but {expected} are needed: {why}")))
     }
 
     /// Refuses per-rank counts that do not cover a buffer exactly.
     pub(in crate::communicator) fn checked_counts(&self, kind: Collective, what: &str, counts: &[usize], length: usize) -> Result<()> {
         if counts.len() != self.world_size() {
-            let reason = format!("{} counts were given for {what}, and the world size is {}", counts.len(), self.world_size());
+            let reason = format!("{} counts were given for {what}, but the world size is {}", counts.len(), self.world_size());
             return Err(Error::argument(kind.name(), reason));
         }
         let sum = counts.iter().try_fold(0_usize, |sum, count| sum.checked_add(*count));

@@ -1,5 +1,5 @@
-//! A checked call on device buffers, before and after they have addresses, and the guards held from when they are
-//! ordered until the call has been queued.
+//! A checked call on device buffers, before and after they have addresses, and the guards that are held from the
+//! ordering of the buffers until the call has been queued.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub(in crate::communicator) struct DeviceCall<'a> {
     pub(in crate::communicator) job: device::Job,
     pub(in crate::communicator) source: Option<&'a dyn DeviceRead>,
     pub(in crate::communicator) destination: Option<&'a mut dyn DeviceWrite>,
-    /// The buffers that are lists, in place of the two above.
+    /// The buffers that are lists, in place of the source and destination above.
     pub(in crate::communicator) lists: Option<Box<DeviceLists<'a>>>,
 }
 
@@ -58,7 +58,7 @@ pub(in crate::communicator) fn resolve<'s, 'a: 's>(call: &mut DeviceCall<'a>, st
     }
     job.lists = lists.take().map(|lists| {
         let DeviceLists { sources, destinations } = *lists;
-        // One buffer may stand for all blocks: it is ordered once.
+        // One buffer may stand for all blocks; it is then ordered only once.
         let mut last: Option<(&dyn DeviceRead, u64)> = None;
         let mut read = |block: &'s dyn DeviceRead| match last {
             Some((same, address)) if std::ptr::addr_eq(same, block) => address,
@@ -71,8 +71,8 @@ pub(in crate::communicator) fn resolve<'s, 'a: 's>(call: &mut DeviceCall<'a>, st
     });
 }
 
-/// Orders a call on `stream` among the other uses of its buffers. Then it can be queued, and afterwards the guards can
-/// be released.
+/// Orders a call on `stream` relative to other uses of its buffers. After that the call can be queued, and then the
+/// guards can be released.
 pub(in crate::communicator) fn ordered<'s, 'a: 's>(
     call: &mut DeviceCall<'a>,
     backend: &CudaContext,
@@ -82,21 +82,21 @@ pub(in crate::communicator) fn ordered<'s, 'a: 's>(
     let name = call.job.call.kind.name();
     resolve(call, stream, guards);
     if overlap(&call.job) {
-        let reason = "source and destination overlap; use the in-place form, or buffers that lie apart";
+        let reason = "source and destination overlap; use the in-place form, or buffers that do not overlap";
         return Err(Error::argument(name, reason));
     }
     check_places(&call.job)?;
     guards.check(backend, stream, name)
 }
 
-/// Returns how a device folds for the caller's reduction.
+/// Returns the device's form of the caller's reduction.
 pub(in crate::communicator) fn device_reduction<T>(reduction: &op::Reduction<T>, element: TypeTag) -> Result<device::Reduction> {
     match &reduction.kind {
         op::ReductionKind::Builtin(op) => op.fits(element).map(|_| device::Reduction::Builtin(*op)),
         op::ReductionKind::Custom(op) => {
             op.check(element)?;
             op.device.clone().map(device::Reduction::User).ok_or_else(|| {
-                let reason = "it has a function for host memory only; give it an expression with CustomOp::with_expression";
+                let reason = "the op has a function for host memory only; give it an expression with CustomOp::with_expression";
                 Error::unsupported(format!("{:?} on device memory", op.name), reason)
             })
         }
@@ -155,13 +155,13 @@ pub(in crate::communicator) struct Guards<'s> {
     readings: Vec2<Reading<'s>>,
 }
 
-/// Who can reach a call's buffers while the call runs.
+/// The party that can reach a call's buffers while the call runs.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::communicator) enum Hold<'a> {
     /// The caller, who lent them.
     Borrowed,
-    /// Only the call's work, which owns them. It exists from when a part of the call may be on the stream; the flag
-    /// records that.
+    /// Only the call's work, which owns the buffers. The work exists once a part of the call may be on the stream; the
+    /// flag records that.
     Owned(&'a Cell<bool>),
 }
 
@@ -172,8 +172,8 @@ impl Hold<'_> {
         if matches!(self, Self::Owned(_)) { backend.refuse_if_over(doing) } else { Ok(()) }
     }
 
-    /// Records that the call has been passed to NCCL and the driver. If they, or a step before them, refused it,
-    /// nothing was queued.
+    /// Records that the call has been passed to NCCL and the driver. If one of these, or an earlier step, refused the
+    /// call, nothing was queued.
     pub(in crate::communicator) fn note(self, backend: &DeviceBackend, queued: &Result<()>) {
         let is_refused = matches!(queued, Err(Error::InvalidArgument { .. } | Error::Unsupported { .. }));
         if let Self::Owned(may_run) = self
@@ -213,7 +213,7 @@ impl<'s> Guards<'s> {
     /// Makes `stream` wait for the last write of a buffer. Returns the buffer's address.
     pub(in crate::communicator) fn read(&mut self, buffer: &'s dyn DeviceRead, stream: &'s CudaStream) -> u64 {
         let (address, guard) = buffer.read(stream);
-        // If the call owns its buffers, its work waits for it.
+        // If the call owns its buffers, its work waits for the read.
         if let (Some(reading), false) = (Reading::of(buffer, &guard, stream), self.is_owned) {
             self.readings.push(reading);
         }
@@ -247,7 +247,7 @@ impl<'s> Guards<'s> {
 }
 
 /// Returns the error that cudarc met while it ordered buffers for `stream`; cudarc has no other way to report it. The
-/// stream may belong to another `CudaContext` than the device backend's.
+/// stream's `CudaContext` may differ from the device backend's.
 pub(in crate::communicator) fn check_ordering(backend: &CudaContext, stream: &CudaStream) -> Outcome {
     stream.context().check_err().and(backend.check_err())
 }

@@ -1,5 +1,4 @@
-//! From a call's arguments to what runs: checks each argument once, and makes a job for the backend that holds the
-//! buffers.
+//! Turns a call's arguments into a job: checks each argument once, and makes the job for the backend of the buffers.
 
 mod arguments;
 #[cfg(feature = "cuda")]

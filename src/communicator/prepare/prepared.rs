@@ -1,4 +1,4 @@
-//! Makes the job of a checked call, for the backend that holds its buffers.
+//! Makes the job of a checked call, for the backend of its buffers.
 
 use std::any::Any;
 use std::marker::PhantomData;
@@ -22,7 +22,7 @@ use crate::host::backend::{self, Job, Jobs};
 use crate::host::fold::Fold;
 use crate::host::reduce::{self, Kernel};
 
-/// What a call reads: nothing, a separate buffer, or the buffer it writes (in place).
+/// The source of a call: nothing, a separate buffer, or the buffer that it writes (in place).
 pub(in crate::communicator) enum Source<M> {
     Nothing,
     Separate(M),
@@ -52,7 +52,7 @@ pub(in crate::communicator) enum Prepared<'a> {
 }
 
 impl Prepared<'_> {
-    /// Returns the element type of its buffers, if it is a single call.
+    /// Returns the element type of the buffers, if this is a single call.
     pub(in crate::communicator) fn element(&self) -> Option<TypeTag> {
         match self {
             Prepared::Host(job, _) => Some(job.call.element),
@@ -166,15 +166,16 @@ impl Communicator {
 #[inline(always)]
 pub(in crate::communicator) fn element<T: Data>(call: &'static str) -> Result<(TypeTag, usize)> {
     match size_of::<T>() {
-        0 => Err(Error::argument(call, "elements of size 0 carry nothing")),
-        size if size > TypeTag::MAX_BYTES => {
-            Err(Error::argument(call, format!("elements of {size} B are too large: at most {} B, or send their parts", TypeTag::MAX_BYTES)))
-        }
+        0 => Err(Error::argument(call, "elements of size 0 cannot be sent")),
+        size if size > TypeTag::MAX_BYTES => Err(Error::argument(
+            call,
+            format!("elements of {size} B are too large: the limit is {} B; send their parts", TypeTag::MAX_BYTES),
+        )),
         size => Ok((TypeTag::of::<T>(), size)),
     }
 }
 
-/// Returns what a buffer holds, unless it is misaligned: the tag of its elements, and their size.
+/// Returns the tag and the size of a buffer's elements, unless the buffer is misaligned.
 #[inline]
 pub(in crate::communicator) fn held<T: Data>(
     call: &'static str,
@@ -190,7 +191,7 @@ pub(in crate::communicator) fn held<T: Data>(
     }
 }
 
-/// Returns what both buffers of a call hold.
+/// Returns the tag and the size of the elements in both buffers of a call.
 #[inline(always)]
 pub(in crate::communicator) fn agreed<T: Data>(
     kind: Collective,
@@ -217,7 +218,7 @@ fn agreed_at_run_time<T: Data>(
     };
     match (source, destination) {
         (Some((source, _)), Some((destination, _))) if source != destination => {
-            Err(Error::argument(call, format!("the source holds {source} and the destination {destination}: pass both of one type")))
+            Err(Error::argument(call, format!("the source holds {source} and the destination {destination}: both must have the same type")))
         }
         (source, destination) => source.or(destination).map_or_else(|| element::<T>(call), Ok),
     }
@@ -229,7 +230,7 @@ pub(in crate::communicator) fn room<T>(call: &str, what: &str, count: usize) -> 
     match room.try_reserve_exact(count) {
         Ok(()) => Ok(room),
         Err(_) => {
-            let doing = format!("{call}: room for {what}, {} B", count.saturating_mul(size_of::<T>()));
+            let doing = format!("{call}: allocating memory for {what}, {} B", count.saturating_mul(size_of::<T>()));
             Err(Error::io(doing, std::io::Error::from(std::io::ErrorKind::OutOfMemory)))
         }
     }
@@ -267,7 +268,8 @@ fn host_job<T: Data>(
     let (source, source_len) = match source {
         Source::Nothing => (std::ptr::null(), 0),
         Source::Separate(parts) => parts,
-        // From the same pointer: one made from a shared borrow must not be read after the other has written.
+        // Both come from the same pointer: a pointer made from a shared borrow must not be read after the other has
+        // written.
         Source::InPlace => (destination.cast_const(), destination_len),
     };
     let memory = Operands { source, source_len, destination, destination_len };
@@ -321,7 +323,7 @@ fn premultiplied<T: Data>(kind: Collective, op: ReduceOp, contribution: HostMemo
 }
 
 fn premultiplied_as<E: Element, T: Data>(kind: Collective, op: ReduceOp, contribution: HostMemory<'_, T>) -> Result<Scaled> {
-    let elements = contribution.elements::<E>().ok_or_else(|| Error::unsupported(op.name(), "the elements are no floats"))?;
+    let elements = contribution.elements::<E>().ok_or_else(|| Error::unsupported(op.name(), "the elements are not floats"))?;
     let mut scaled: Vec<E> = room(kind.name(), "the contribution times its scalar", elements.len())?;
     reduce::premultiply(&op.into(), elements, &mut scaled);
     let parts = (scaled.as_ptr().cast(), size_of_val(&scaled[..]));

@@ -1,4 +1,4 @@
-//! Messages in the background, and the thread that moves them on while no other thread waits.
+//! Messages in the background, and the thread that advances them while no other thread waits.
 
 #![expect(unsafe_code, reason = "posted messages point into buffers that the progress engine keeps alive")]
 
@@ -18,7 +18,7 @@ use crate::communicator::work::pinned::ErasedBuffer;
 use crate::communicator::work::thread;
 use crate::error::{Error, Result};
 
-/// Counts a caller as away until it is dropped, even by a panic.
+/// Counts a caller as away until this is dropped, even by a panic.
 struct Away<'a>(&'a ProgressEngine);
 
 impl Drop for Away<'_> {
@@ -63,7 +63,7 @@ impl ProgressEngine {
         Ok(state)
     }
 
-    /// Moves what can move, and ends the background messages that are done.
+    /// Advances all messages that can advance, and ends the background messages that are done.
     pub(super) fn advance(&self, inner: &mut Inner) -> bool {
         inner.direct = 0;
         let moved = inner.messages.progress();
@@ -71,7 +71,8 @@ impl ProgressEngine {
         moved
     }
 
-    /// Acts on what has moved: passes on the end of the communicator, and ends the background messages that are done.
+    /// Acts after messages have advanced: passes on the end of the communicator, and ends the background messages that
+    /// are done.
     pub(super) fn attend(&self, inner: &mut Inner) {
         if let Some(abort_reason) = inner.messages.heard() {
             self.health.end(abort_reason);
@@ -89,7 +90,7 @@ impl ProgressEngine {
         }
     }
 
-    /// Returns how a background message ended, if it has, including by its deadline.
+    /// Returns the outcome of a background message that has ended, including by its deadline.
     fn ended(&self, inner: &mut Inner, at: usize) -> Option<Result<Received>> {
         self.outcome_of(inner, at).or_else(|| {
             let Outstanding { request, has_warned, .. } = &mut inner.outstanding[at];
@@ -134,8 +135,8 @@ impl ProgressEngine {
         busy()
     }
 
-    /// Notifies the peers that the communicator has ended: those that wait for a message of this rank would not learn
-    /// of it otherwise. Never waits for the lock, because the thread that holds it notifies them too.
+    /// Notifies the peers that the communicator has ended. Otherwise peers that wait for a message of this rank would
+    /// not learn of it. Never waits for the lock, because the thread that holds it also notifies them.
     pub(in crate::communicator) fn announce_end(self: &Arc<Self>) {
         if self.health.is_foreign() {
             return;
@@ -144,12 +145,12 @@ impl ProgressEngine {
             self.advance(&mut inner);
         }
         if let Err(error) = self.wake_background() {
-            crate::base::event::warn!(rank = self.rank, %error, "peers may hear of the end late");
+            crate::base::event::warn!(rank = self.rank, %error, "peers may learn late that the communicator has ended");
         }
     }
 
-    /// Sends what is still on its way, for a bounded time, and notifies the peers that this rank leaves. Later messages
-    /// are refused.
+    /// Sends the rest of unfinished messages, for a bounded time, and notifies the peers that this rank leaves. Later
+    /// messages are refused.
     pub(in crate::communicator) fn close(&self) {
         let deadline = Deadline::after(FLUSH);
         let mut inner = self.lock();
@@ -195,9 +196,9 @@ impl ProgressEngine {
         }
     }
 
-    /// Makes the background thread finish what is left of messages that were given up: notifications to their
-    /// receivers, and the rest of a message that is still sent or still comes in. If there can be no such thread, this
-    /// rank's next message does it.
+    /// Makes the background thread finish messages that were given up: it notifies their receivers, and sends or
+    /// receives the rest of a message that is already partly transferred. If the thread cannot be started, this rank's
+    /// next message does this.
     pub(super) fn finish_later(self: &Arc<Self>) {
         let is_left = {
             let inner = self.lock();
@@ -205,7 +206,7 @@ impl ProgressEngine {
         };
         let woken = if is_left { self.wake_background() } else { Ok(()) };
         if let Err(error) = woken {
-            crate::base::event::warn!(rank = self.rank, %error, "peers may hear late of messages that were given up, and their messages to this rank may wait");
+            crate::base::event::warn!(rank = self.rank, %error, "peers may learn late that messages were given up, and their messages to this rank may be delayed");
         }
     }
 
@@ -226,12 +227,12 @@ impl ProgressEngine {
     }
 
     /// Waits until the background thread ends, except on a thread of the crate: a listener may drop the communicator.
-    /// When it returns, listeners have been notified of everything, unless one of them does not return.
+    /// When this returns, listeners have been notified of everything, unless a listener does not return.
     pub(in crate::communicator) fn join_background(&self) {
         let Some(background) = self.background.get() else { return };
         background.unpark();
         if !background.wait(LAST) && !is_own() {
-            event::warn!(rank = self.rank, "a listener to messages does not return: its thread is left behind");
+            event::warn!(rank = self.rank, "a message listener has not returned: its thread is abandoned");
         }
     }
 }

@@ -23,13 +23,13 @@ struct Posted {
     object: Vec<u8>,
 }
 
-/// Messages that their caller waits for. However the caller leaves, the buffers are no longer borrowed then, so the
-/// drop cancels every message that has not ended. This exists before the first message is posted, and takes each ticket
-/// in before anything else can unwind. A caller declares the engine's lock after it, so that the lock is released
-/// first.
+/// Messages that their caller waits for. Once the caller leaves, in whatever way, the buffers are no longer borrowed.
+/// So the drop cancels every message that has not ended. This value exists before the first message is posted, and
+/// takes each ticket in before anything else can unwind. A caller declares the engine's lock after this value, so that
+/// the lock is released first.
 struct Posteds<'a> {
     progress: &'a Arc<ProgressEngine>,
-    /// The first message, which is most often the only one, needs no allocation.
+    /// The first message. It is usually the only one, so it needs no allocation.
     first: Option<Posted>,
     others: Vec<Posted>,
 }
@@ -101,7 +101,7 @@ impl Drop for Posteds<'_> {
 
 impl Inner {
     /// Returns whether the next message may take the short path: nothing else is outstanding, and it is not time to
-    /// move everything on.
+    /// advance everything.
     #[inline]
     fn may_go_direct(&mut self) -> bool {
         self.direct += 1;
@@ -110,7 +110,8 @@ impl Inner {
 }
 
 impl ProgressEngine {
-    /// Posts messages and waits for all of them. On an error the rest is cancelled, so no buffer is touched after the return.
+    /// Posts messages and waits for all of them. After an error the other messages are cancelled, so no buffer is
+    /// touched after the return.
     ///
     /// # Safety
     ///
@@ -152,7 +153,7 @@ impl ProgressEngine {
         result.inspect_err(|error| self.recorder.after_error(error))
     }
 
-    /// Does the same, without what follows an error.
+    /// Does the same, without the steps that follow an error.
     ///
     /// # Safety
     ///
@@ -255,7 +256,7 @@ impl ProgressEngine {
         self.observed(messages, || unsafe { self.transfer_or_fail(messages, limit, meanwhile) })
     }
 
-    /// Runs a call of several messages, and reports to observers and the flight recorder how it ended.
+    /// Runs a call of several messages, and reports its outcome to observers and the flight recorder.
     fn observed(
         &self,
         messages: &[(MessageContext, MessageBuffer)],
@@ -270,7 +271,7 @@ impl ProgressEngine {
         result.inspect_err(|error| self.recorder.after_error(error))
     }
 
-    /// Does the same, without what follows an error.
+    /// Does the same, without the steps that follow an error.
     ///
     /// # Safety
     ///
@@ -318,7 +319,7 @@ impl ProgressEngine {
         Ok(posted.received().collect())
     }
 
-    /// Moves messages on until every posted one has ended, and records how.
+    /// Advances messages until every posted one has ended, and records the outcomes.
     fn wait_all<'a>(self: &'a Arc<Self>, inner: Locked<'a, Inner>, posted: &mut Posteds<'_>) -> Result<()> {
         self.wait_each(inner, posted).or_else(|error| {
             let is_late = self.is_late(&error);
@@ -327,7 +328,7 @@ impl ProgressEngine {
     }
 
     /// Gives up the messages that have not ended, and records how they end. Some may have ended while the lock was
-    /// free. If their deadline has passed, those that are still sent have ended successfully, and the error is that of
+    /// free. If their deadline has passed, sends that are still under way count as successful, and the error is that of
     /// another message. Records are written under the lock.
     #[cold]
     fn give_up_unfinished(self: &Arc<Self>, posted: &mut Posteds<'_>, error: Error, is_late: bool) -> Result<()> {
@@ -389,7 +390,8 @@ impl ProgressEngine {
     }
 }
 
-/// Adds to the error of a call of several messages how many of them have ended: their effect remains.
+/// Adds the number of messages that have ended to the error of a call of several messages, because the effect of these
+/// remains.
 fn say_what_ended(error: &mut Error, posted: &Posteds<'_>) {
     let (all, unfinished) = (posted.all().count(), posted.unfinished().count());
     if let Error::Timeout { doing, .. } = error
@@ -462,7 +464,7 @@ mod tests {
             }
             let mut into = [0_u8];
             let error = late_after_its_end(comm, (context(1, BYTES), receive_place((&mut into[..]).into()))).expect_err("it is too long");
-            assert!(error.to_string().contains("a message of 2 B met a receive of 1 B"), "{error}");
+            assert!(error.to_string().contains("a message of 2 B does not fit a receive of 1 B"), "{error}");
             Ok(())
         })?;
         Ok(())

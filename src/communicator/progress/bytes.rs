@@ -1,5 +1,5 @@
-//! Messages of bytes: the crate's own, and those of objects, for which a receive allocates memory once it has matched
-//! one.
+//! Messages of bytes: the crate's own messages, and objects. A receive of an object allocates memory once it has
+//! matched a message.
 
 #![expect(unsafe_code, reason = "posted messages point into bytes that their caller lends")]
 

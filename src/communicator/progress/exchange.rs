@@ -1,4 +1,4 @@
-//! One message out and one in, as when two ranks swap: neither waits for the other to be posted.
+//! Sends one message and receives one, as when two ranks swap. Neither message waits for the other to be posted.
 
 #![expect(unsafe_code, reason = "posted messages point into buffers that their caller keeps alive")]
 
@@ -13,8 +13,8 @@ use crate::host::point_to_point::Attempt;
 type Message = (MessageContext, MessageBuffer);
 
 impl ProgressEngine {
-    /// Sends one message and receives another: at once if nothing blocks the first, otherwise both as requests. Returns
-    /// the results of both.
+    /// Sends one message and receives another. If nothing blocks the send, it is done at once; otherwise both are
+    /// posted as requests. Returns the results of both.
     ///
     /// # Safety
     ///

@@ -1,5 +1,5 @@
-//! Posts and finishes messages: one engine behind a lock. Every thread that waits moves it on, and so does a separate
-//! thread while background messages are outstanding.
+//! Posts and finishes messages, with one engine behind a lock. Every thread that waits advances the engine, and so does
+//! a separate thread while background messages are outstanding.
 
 #![expect(unsafe_code, reason = "posted messages point into buffers that their caller or the progress engine keeps alive")]
 
@@ -35,7 +35,7 @@ struct PendingMessage {
     sends: bool,
     bytes: usize,
     deadline: Deadline,
-    /// Its number in the flight recorder.
+    /// The message's number in the flight recorder.
     number: u64,
 }
 
@@ -60,22 +60,22 @@ struct Outstanding {
     state: Arc<State>,
 }
 
-/// The engine and what is outstanding in it.
+/// The engine, and the messages that are outstanding in it.
 struct Inner {
     messages: Messages<MessageConnector>,
     outstanding: Vec<Outstanding>,
-    /// When this rank began to notify the peers that the communicator has ended.
+    /// The time at which this rank began to notify the peers that the communicator has ended.
     telling: Option<Instant>,
     /// The number of callers that do something else while their messages are on their way.
     away: usize,
     /// Whether the communicator is closed: no message is posted any more.
     closed: bool,
-    /// The number of messages that tried the short path since everything was last moved on.
+    /// The number of messages that have tried the short path since everything was last advanced.
     direct: u32,
 }
 
 impl Inner {
-    /// Returns whether there is something to move on while no thread waits.
+    /// Returns whether there is something to advance while no thread waits.
     fn is_busy(&self) -> bool {
         !self.outstanding.is_empty()
             || self.away > 0
@@ -168,7 +168,7 @@ impl ProgressEngine {
     fn lock_to_post(&self, context: &MessageContext, memory: &MessageBuffer) -> Result<Locked<'_, Inner>> {
         self.refuse_if_ended(context, memory)?;
         let inner = self.lock();
-        // It may have been closed while this thread waited for the lock: no thread moves messages on any more.
+        // The engine may have been closed while this thread waited for the lock. No thread advances messages any more.
         if inner.closed { Err(Error::Closed { call: context.doing(memory.sends()) }) } else { Ok(inner) }
     }
 

@@ -1,5 +1,5 @@
-//! How a message begins and ends: in the flight recorder, in the caller's terms, and for listeners. `event` notifies
-//! listeners after the lock is released, because they may take it themselves.
+//! The beginning and the end of a message: its flight record, its result for the caller, and the notification of
+//! listeners. `event` notifies listeners after the lock is released, because they may take the lock themselves.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,7 +45,7 @@ impl ProgressEngine {
         Ok(limit - elapsed)
     }
 
-    /// Returns how a message ended, in the caller's terms.
+    /// Returns the outcome of a message, in the caller's terms.
     pub(super) fn outcome(&self, outcome: Outcome, request: &PendingMessage) -> Result<Received> {
         outcome.map(|envelope| request.context.received(envelope)).map_err(|error| match error {
             MessageError::Ended(abort_reason) => self.stopped(&abort_reason.into(), request),
@@ -68,7 +68,7 @@ impl ProgressEngine {
         self.health.own_failure(&stop.abort_reason, self.rank).unwrap_or_else(told)
     }
 
-    /// Returns the error of a deadline that passed.
+    /// Returns the error for a deadline that has passed.
     pub(super) fn late(&self, request: &PendingMessage) -> Error {
         let is_missing = |peer: &Peer| request.context.peer.map_or(peer.rank != self.rank, |missing| peer.rank == missing);
         let missing: Vec<Peer> = self.peers.iter().filter(|peer| is_missing(peer)).cloned().collect();
@@ -82,13 +82,18 @@ impl ProgressEngine {
         matches!(error, Error::Timeout { .. }) && self.health.abort_reason().is_none()
     }
 
-    /// Returns how a message ends that was given up because of an error, depending on what it leaves behind. A message
-    /// that is still sent has not failed: a short message is done when it is on its way.
+    /// Returns the outcome of a message that was given up because of an error, depending on what it leaves behind. A
+    /// message whose sending continues has not failed: a short message is done when it is on its way.
     pub(super) fn given_up(&self, left: GivenUp, mut error: Error, is_late: bool, request: &PendingMessage) -> Result<Received> {
         match left {
             GivenUp::Sent(envelope) if is_late => return Ok(request.context.received(envelope)),
             GivenUp::Lost { source, bytes } => {
-                crate::base::event::warn!(rank = self.rank, source, bytes, "a message was lost: its receive gave up in the middle of it");
+                crate::base::event::warn!(
+                    rank = self.rank,
+                    source,
+                    bytes,
+                    "a message was lost: its receive was given up while the message arrived"
+                );
             }
             _ => {}
         }
@@ -99,7 +104,7 @@ impl ProgressEngine {
     }
 
     /// Notifies listeners that a background message is over. If it failed, or if its `Work` was dropped, this also
-    /// drops its buffer, which runs code of the program too.
+    /// drops its buffer, which may also run the program's code.
     pub(super) fn tell_over(
         &self,
         request: PendingMessage,
@@ -118,8 +123,8 @@ impl ProgressEngine {
                 recorder.after_error(error);
             }
         });
-        event::tell("the drop of a buffer", move || drop(buffer));
-        event::tell("the drop of a buffer", move || drop(state));
+        event::tell("the destructor of a buffer", move || drop(buffer));
+        event::tell("the destructor of a buffer", move || drop(state));
     }
 
     /// Warns that a message has not ended for a long time.
@@ -133,16 +138,17 @@ impl ProgressEngine {
     }
 }
 
-/// Describes what a message that was given up leaves behind, to follow its name in an error.
+/// Describes the remains of a message that was given up. In an error, the text follows the message's name.
 fn in_words(left: GivenUp) -> Option<String> {
     match left {
         GivenUp::Nothing | GivenUp::Sent(_) => None,
-        GivenUp::Withdrawn => Some(" (it was not sent: the receive that would have got it is told)".to_owned()),
+        GivenUp::Withdrawn => Some(" (it was not sent: the matching receive gets an error)".to_owned()),
         GivenUp::Kept { source, bytes } => {
-            Some(format!(" (a message of {bytes} B of rank {source} had begun to come in: it is kept for the next receive)"))
+            Some(format!(" (a message of {bytes} B from rank {source} had begun to arrive: it is kept for the next receive)"))
         }
         GivenUp::Lost { source, bytes } => Some(format!(
-            " (a message of {bytes} B of rank {source} had begun to come in, and is lost: it could not be kept, or the next receive could not take it)"
+            " (a message of {bytes} B from rank {source} had begun to arrive, and is lost: it could not be kept, or \
+             the next receive could not take it)"
         )),
     }
 }

@@ -1,4 +1,4 @@
-//! How a background call ends: what it leaves, and who is notified.
+//! The end of a background call: its outcome, and the listeners that are notified.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -33,7 +33,7 @@ pub(in crate::communicator) fn is_waking() -> bool {
     IS_WAKING.get()
 }
 
-/// Marks the thread as waking a task while this lives; the drop restores the earlier state.
+/// Marks the thread as waking a task while this value lives; dropping it restores the earlier state.
 struct Waking(bool);
 
 impl Drop for Waking {
@@ -47,7 +47,7 @@ impl Drop for Waking {
 struct Listeners {
     /// The waker of the task that awaits the call: a future has one owner.
     task: Option<Waker>,
-    /// The wakers of threads that wait for the call among others, each once.
+    /// The wakers of threads that wait for this call and others at once; each thread is listed once.
     threads: Vec<Waker>,
     callbacks: Vec<Box<dyn FnOnce() + Send>>,
 }
@@ -113,7 +113,7 @@ impl State {
         if let Outcome::Pending(listeners) = &mut *self.outcome() {
             std::mem::swap(&mut listeners.task, &mut waker);
         }
-        event::caught("the drop of a waker", || drop(waker));
+        event::caught("the destructor of a waker", || drop(waker));
     }
 
     /// Runs `callback` when the call ends, or now if it has ended.

@@ -1,4 +1,4 @@
-//! What a message is: its peer, its tag, its element type, its memory, and what was received.
+//! The parts of a message: its peer, its tag, its element type, its memory, and the result of a receive.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub(in crate::communicator) const BARRIER_TAG: u64 = INTERNAL_TAG | 1 << 59;
 /// assert_eq!(Envelope::rank(3), 3.into());
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "it says where a message goes, or where it comes from"]
+#[must_use = "an envelope does nothing until it is passed to a send or a receive"]
 pub struct Envelope {
     pub(in crate::communicator) peer: Option<usize>,
     pub(in crate::communicator) tag: u64,
@@ -39,13 +39,13 @@ impl Envelope {
         Self { peer: Some(rank), tag: 0, timeout: None }
     }
 
-    /// Accepts a message from the rank that sends first under the tag.
+    /// Accepts a message from any rank: from the first that sends under the tag.
     #[doc(alias = "MPI_ANY_SOURCE")]
     pub const fn any() -> Self {
         Self { peer: None, tag: 0, timeout: None }
     }
 
-    /// Sets the tag, which is below 2⁶³, in place of 0.
+    /// Sets the tag in place of 0. A tag must be below 2⁶³.
     pub const fn tag(self, tag: u64) -> Self {
         Self { tag, ..self }
     }

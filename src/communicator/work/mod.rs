@@ -26,8 +26,8 @@ use crate::host::health::forked;
 ///
 /// [`Work::wait`] gives the buffer back. If the call failed, it returns the error instead, and the buffer is freed. If
 /// you drop the handle, the call goes on, and the buffer is freed when it has ended. If you leak the handle, only the
-/// buffer leaks. A buffer that a device may still use, even after a failed call, is freed once the device has passed
-/// the call.
+/// buffer leaks. A device may still use the buffer, even after a failed call; it is then freed once the device has
+/// passed the call.
 ///
 /// You can:
 /// - wait for it ([`wait`](Self::wait)), or for the first of several ([`wait_any`](Self::wait_any)),
@@ -41,8 +41,8 @@ use crate::host::health::forked;
 /// # use collectives::{Communicator, ReduceOp};
 /// let got = Communicator::run_local(2, |comm| {
 ///     let mut work = comm.start_all_reduce(vec![1u32; 64], ReduceOp::Sum)?;
-///     while work.wait_deadline(std::time::Duration::from_millis(1))?.is_none() {
-///         // … something else …
+///     while work.wait_timeout(std::time::Duration::from_millis(1))?.is_none() {
+///         // … do something else …
 ///     }
 ///     Ok(work.is_done())
 /// })?;
@@ -54,17 +54,17 @@ pub struct Work<B> {
     state: Arc<State>,
     /// Takes the buffer out of its box.
     unpack: Unpack<B>,
-    /// For messages: moves them on while a thread waits. Collectives have their own thread.
+    /// For messages: the driver that moves them on while a thread waits. Collectives have their own thread.
     driver: Option<Arc<dyn Drive>>,
-    /// For collectives: where they take their turns.
+    /// For collectives: the queue in which they take their turns.
     turns: Option<Weak<dyn Turns>>,
     /// The process that started the call: a forked child has no thread that moves the call on.
     process: Process,
 }
 
 /// Why a thread may not wait for a call.
-const FOR_ITSELF: &str = "called from within a call of the same communicator, behind which the call comes that is waited for; or from a callback, on \
-                          the thread that is to end it";
+const FOR_ITSELF: &str = "called from within a call of the same communicator, and the awaited call is queued behind that one; or from a \
+                          callback on the thread that must complete the awaited call";
 
 /// How long a waiter lets another thread move messages on before it tries to do so itself.
 const OTHERS_TURN: Duration = Duration::from_micros(50);
@@ -72,22 +72,23 @@ const OTHERS_TURN: Duration = Duration::from_micros(50);
 /// The longest sleep of [`Work::wait_any`] before it checks again: a clock cannot be set arbitrarily far ahead.
 const LONGEST_PARK: Duration = Duration::from_secs(3600);
 
-/// Its longest sleep if no other thread can wake it.
+/// The longest sleep of [`Work::wait_any`] if no other thread can wake it.
 const NAP: Duration = Duration::from_millis(1);
 
-/// Where started collectives take their turns.
+/// The queue in which started collectives take their turns.
 pub(in crate::communicator) trait Turns: Send + Sync {
-    /// Returns whether this thread would wait forever for a call started there: it has a turn, or runs the started
-    /// calls.
+    /// Returns whether this thread would wait forever for a call in this queue. That is so if the thread has a turn, or
+    /// runs the started calls.
     fn would_wait_for_itself(&self) -> bool;
 }
 
 /// Moves background calls on from the thread that waits for them.
 pub(in crate::communicator) trait Drive: Send + Sync {
-    /// Moves what can move. If nothing can, waits for at most `limit`. Returns `false` if another thread does so.
+    /// Moves what can move. If nothing can, waits for at most `limit`. Returns `false` if another thread is already
+    /// driving.
     fn drive(&self, limit: Duration) -> bool;
 
-    /// Checks, without waiting, whether the call has ended, if no other thread checks. Returns whether it has.
+    /// Returns whether the call has ended. Does not wait, and checks only if no other thread is checking.
     fn poll(&self) -> bool {
         false
     }
@@ -95,13 +96,13 @@ pub(in crate::communicator) trait Drive: Send + Sync {
     /// Makes sure that the end is noticed while no thread waits.
     fn attend(self: Arc<Self>) {}
 
-    /// Returns whether this thread is the one that notices the end: if it slept, it would never be woken.
+    /// Returns whether this thread is the one that notices the end of calls: if it slept, it would never be woken.
     fn is_noticed_here(&self) -> bool {
         false
     }
 }
 
-/// Extracts what a call worked on from what it left behind.
+/// Extracts the result of [`Work::wait`] from the values that a call leaves behind.
 enum Unpack<B> {
     As(fn(Finished) -> Option<B>),
     By(Box<dyn FnOnce(Finished) -> Option<B> + Send + Sync>),
@@ -137,8 +138,8 @@ impl<B: Send + 'static> Work<B> {
         self
     }
 
-    /// Returns whether this thread would wait for itself: it is inside a call of the communicator that this one is
-    /// queued behind.
+    /// Returns whether this thread would wait for itself, because it is inside a call of the communicator that this
+    /// work is queued behind.
     fn would_wait_for_itself(&self) -> bool {
         self.turns.as_ref().and_then(Weak::upgrade).is_some_and(|turns| turns.would_wait_for_itself())
     }
@@ -149,7 +150,7 @@ impl<B: Send + 'static> Work<B> {
     }
 
     /// Erases the type of the buffer, so that works of several types fit in one list. [`wait`](Self::wait) then gives
-    /// back what it would have given, as [`Any`].
+    /// back the same value, as a boxed [`Any`].
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp, Work};
@@ -179,9 +180,9 @@ impl<B: Send + 'static> Work<B> {
     /// Calls `callback` once, when the call has ended, successfully or not. It runs on the thread that ends the call,
     /// or now on this thread if the call has ended already.
     ///
-    /// The callback should be short. It must not wait for this communicator, nor for another one whose callbacks wait
-    /// for this one. A panic in it is caught. A thread that waits for the call may return before the callback has run.
-    /// In a forked child the callback never runs.
+    /// The callback should be short. It must not wait for this communicator, nor for another communicator whose
+    /// callbacks wait for this one. A panic in it is caught. A thread that waits for the call may return before the
+    /// callback has run. In a forked child the callback never runs.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -224,7 +225,7 @@ impl<B: Send + 'static> Work<B> {
     ///     let later = Envelope::rank(1 - comm.rank()).tag(5);
     ///     if comm.rank() == 0 {
     ///         comm.send(&7u8, 1)?;
-    ///         comm.recv(&mut 0u8, 1)?; // it has seen the first
+    ///         comm.recv(&mut 0u8, 1)?; // rank 1 has received the first message
     ///         return comm.send(&8u8, later);
     ///     }
     ///     let mut works = vec![comm.start_recv(vec![0u8], later)?, comm.start_recv(vec![0u8], 0)?];
@@ -260,8 +261,8 @@ impl<B: Send + 'static> Work<B> {
         }
     }
 
-    /// Returns whether the call has ended, successfully or not. Never blocks. Always true in a forked child, where
-    /// [`wait`](Self::wait) returns the reason.
+    /// Returns whether the call has ended, successfully or not. Never blocks. In a forked child it is always true;
+    /// [`wait`](Self::wait) then returns an error that says why the call cannot end.
     #[must_use]
     pub fn is_done(&self) -> bool {
         if self.process.is_foreign() {
@@ -277,26 +278,27 @@ impl<B: Send + 'static> Work<B> {
     ///
     /// # Errors
     ///
-    /// Those of the call itself. The communicator's timeout bounds the call and the calls before it, and so it bounds
-    /// this wait. `InvalidArgument` inside a call of the same communicator, such as in a custom op, which would wait
-    /// for itself. `Unsupported` in a forked child.
+    /// The errors of the call itself. The communicator's timeout bounds the call and the calls before it, so it also
+    /// bounds this wait. `InvalidArgument` inside a call of the same communicator, such as in a custom op: the call
+    /// would wait for itself. `Unsupported` in a forked child.
     pub fn wait(mut self) -> Result<B> {
         loop {
-            if let Some(buffer) = self.wait_deadline(Duration::MAX)? {
+            if let Some(buffer) = self.wait_timeout(Duration::MAX)? {
                 return Ok(buffer);
             }
         }
     }
 
-    /// Waits until the call ends, for at most `limit`. Returns the buffer, or `None` if the call has not ended by then
-    /// (it goes on).
+    /// Waits until the call ends, for at most `limit`. Returns the buffer, or `None` if the call has not ended by then;
+    /// the call goes on.
     ///
     /// # Errors
     ///
-    /// Those of the call itself; `Unsupported` in a forked child, and `InvalidArgument` once the buffer has been given back.
-    pub fn wait_deadline(&mut self, limit: Duration) -> Result<Option<B>> {
+    /// The errors of the call itself; `Unsupported` in a forked child, and `InvalidArgument` once the buffer has been
+    /// given back.
+    pub fn wait_timeout(&mut self, limit: Duration) -> Result<Option<B>> {
         if self.process.is_foreign() {
-            // The lock is not touched either: if it was held when this process was forked, it stays held permanently.
+            // The lock is not touched either: if the lock was held when this process was forked, it stays held forever.
             return Err(forked("waiting for a started call".to_owned()));
         }
         if !self.is_done() && self.would_wait_for_itself() {
@@ -315,7 +317,7 @@ impl<B: Send + 'static> Work<B> {
             }
         }
         let taken = self.state.take();
-        let result = taken.ok_or_else(|| Error::argument("wait_deadline", "the buffer of this work has been given back already"))?;
+        let result = taken.ok_or_else(|| Error::argument("wait_timeout", "the buffer of this work has already been returned"))?;
         Ok(std::mem::replace(&mut self.unpack, Unpack::Gone).run(result?))
     }
 }
@@ -330,7 +332,7 @@ impl<B> Drop for Work<B> {
 }
 
 thread_local! {
-    /// This thread's waker. All its waits use the same one, so that a call recognises it.
+    /// This thread's waker. All waits of the thread use the same waker, so that a call recognises it.
     static UNPARK: Waker = Waker::from(Arc::new(Unpark(std::thread::current())));
 }
 
@@ -349,7 +351,7 @@ impl<B: Send + 'static> IntoFuture for Work<B> {
 
     /// Returns the future of the call's end, for any executor: it wakes the task and needs nothing else from it. Like
     /// [`wait`](Work::wait), it yields `InvalidArgument` at once inside a call of the same communicator, and in a
-    /// callback on the thread that ends the call. It does not in a task that is polled inside its waker.
+    /// callback on the thread that ends the call. In a task that is polled inside its waker it does not.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -386,7 +388,7 @@ impl<B: Send + 'static> Future for WorkFuture<B> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<B>> {
         let Some(work) = &mut self.0 else {
-            return Poll::Ready(Err(Error::argument("await", "the buffer of this work has been given back already")));
+            return Poll::Ready(Err(Error::argument("await", "the buffer of this work has already been returned")));
         };
         if !work.process.is_foreign() && !work.is_done() {
             // An executor that polls a task inside its waker does not wait.
@@ -396,7 +398,7 @@ impl<B: Send + 'static> Future for WorkFuture<B> {
             }
             work.state.wake(context.waker());
             work.attend();
-            // The call may have ended in between, and then does not wake the task.
+            // If the call has ended in the meantime, it does not wake the task.
             if !work.is_done() {
                 return Poll::Pending;
             }

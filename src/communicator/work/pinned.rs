@@ -17,7 +17,8 @@ impl<B> PinnedBuffer<B> {
         Self(NonNull::from(Box::leak(Box::new(value))))
     }
 
-    /// Returns the value, before the call starts. Pointers taken from it stay valid as long as the pinned buffer lives.
+    /// Returns the value; used before the call starts. Pointers taken from it stay valid as long as the pinned buffer
+    /// lives.
     pub(in crate::communicator) fn value(&mut self) -> &mut B {
         // SAFETY: the allocation is owned by this pinned buffer, initialised, and borrowed through it alone.
         unsafe { self.0.as_mut() }

@@ -1,12 +1,12 @@
-//! Threads of a communicator. Each is started before the work that needs it: if the system refuses it, nothing has
-//! happened.
+//! Threads of a communicator. Each thread is started before the work that needs it. So if the system refuses the
+//! thread, nothing has happened yet.
 
 use std::io;
 
 use crate::base::own_thread::OwnThread;
 use crate::error::{Error, Result};
 
-/// Starts a thread with this name. If the system refuses it, the error names the thread as `what`.
+/// Starts a thread with this name. If the system refuses it, the error calls the thread `what`.
 pub(in crate::communicator) fn spawn(name: String, what: &str, body: impl FnOnce() + Send + 'static) -> Result<OwnThread> {
     #[cfg(test)]
     if refusal::is_due() {
@@ -17,7 +17,7 @@ pub(in crate::communicator) fn spawn(name: String, what: &str, body: impl FnOnce
 
 #[cold]
 fn refused(what: &str, error: &io::Error) -> Error {
-    let advice = "nothing was begun; raise the limit on threads (ulimit -u, or pids.max of the cgroup) or on memory (ulimit -v)";
+    let advice = "nothing was started; raise the limit on threads (ulimit -u, or pids.max of the cgroup) or on memory (ulimit -v)";
     Error::io(format!("starting {what}"), io::Error::new(error.kind(), format!("{error}: {advice}")))
 }
 
@@ -54,7 +54,7 @@ mod tests {
     fn assert_refused<R>(result: Result<R>) {
         let error = result.err().expect("there is no thread for it");
         let words = error.to_string();
-        assert!(matches!(error, Error::Io { .. }) && words.contains("nothing was begun") && words.contains("pids.max"), "{words}");
+        assert!(matches!(error, Error::Io { .. }) && words.contains("nothing was started") && words.contains("pids.max"), "{words}");
     }
 
     #[test]

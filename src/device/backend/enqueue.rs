@@ -1,4 +1,4 @@
-//! Puts calls on streams, one alone or several together, step by step. Each group of transfers is one NCCL group.
+//! Puts calls on streams step by step, one alone or several together. Each group of transfers is one NCCL group.
 
 #![expect(unsafe_code, reason = "calls take addresses of device memory")]
 
@@ -27,15 +27,15 @@ impl DeviceBackend {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` and `Unsupported` if the call cannot be done. Nothing was queued then, and the other ranks get
-    /// the same error. Any other error ends the communicator.
+    /// `InvalidArgument` and `Unsupported` if the call cannot be done. In this case nothing was queued, and the other
+    /// ranks get the same error. Any other error ends the communicator.
     ///
     /// # Safety
     ///
     /// - The addresses of the job are memory of this device, of the job's lengths, until the stream has passed the
-    ///   call. The two buffers are one or do not overlap, as the job states. Meanwhile nothing else writes them, nor
-    ///   reads the destination.
-    /// - What is read there are elements of the call's type.
+    ///   call. The two buffers are the same or do not overlap, as the job states. Meanwhile nothing else writes them,
+    ///   or reads the destination.
+    /// - The memory that is read holds elements of the call's type.
     /// - All ranks make the same call as their next one, with the same op, type, root and lengths. NCCL compares
     ///   nothing and writes what it is sent. (Truth values need no promise: any byte becomes a valid one.)
     #[inline]
@@ -88,22 +88,22 @@ impl DeviceBackend {
         unsafe { together(&mut [Running::new(self, steps, stream)], &|| job.call.to_string(), timeout) }
     }
 
-    /// Puts several collectives and messages of one or several communicators on their streams together. Calls that NCCL
-    /// has become one group; the rest follows, in order.
+    /// Puts several collectives and messages of one or several communicators on their streams together. The calls that
+    /// NCCL implements become one group; the others follow, in order.
     ///
     /// # Errors
     ///
-    /// Those of [`DeviceBackend::enqueue`].
+    /// The errors of [`DeviceBackend::enqueue`].
     ///
     /// # Safety
     ///
     /// - Every job meets the contract of [`DeviceBackend::enqueue`].
     /// - The address of every message is memory of this device, of the stated length, until the stream has passed the
-    ///   group. Meanwhile nothing else writes it, nor reads what is received.
+    ///   group. Meanwhile nothing else writes the memory, or reads what is received.
     /// - A sent message holds elements of its type, and the other end gives the same type and length.
-    /// - No call of the group uses what another one writes.
+    /// - No call of the group uses memory that another one writes.
     pub(crate) unsafe fn enqueue_group(parts: &[GroupPart<'_>], timeout: Duration) -> Result<()> {
-        // In one order on every thread that takes several.
+        // Every thread that takes several backends takes them in the same order.
         let mut backends: Vec<&DeviceBackend> = parts.iter().map(|(backend, ..)| *backend).collect();
         backends.sort_unstable_by_key(|backend| std::ptr::from_ref::<DeviceBackend>(backend).addr());
         let _alone: Vec<_> = backends.into_iter().map(|backend| event::lock(&backend.queueing)).collect();
@@ -149,7 +149,7 @@ impl DeviceBackend {
     }
 }
 
-/// The type of bytes, as NCCL moves them.
+/// NCCL's type for bytes.
 const BYTES: ncclDataType_t = ncclDataType_t::ncclUint8;
 
 /// The steps of one communicator, and how many of them are on the stream.
@@ -194,7 +194,7 @@ impl<'a> Running<'a> {
     ///
     /// # Safety
     ///
-    /// Their addresses are memory of the backend's device until the stream has passed them.
+    /// The addresses of the transfers are memory of the backend's device until the stream has passed the transfers.
     unsafe fn calls(&self, place: usize) -> impl FnMut(&Raw<'_>) -> std::result::Result<(), Refusal> {
         let (backend, queue) = (self.backend, self.stream.cu_stream());
         // SAFETY: the transfers use the part's stream alone; their addresses are memory that remains until it has
@@ -208,7 +208,8 @@ impl<'a> Running<'a> {
 ///
 /// # Errors
 ///
-/// Those of NCCL and the driver. They end the communicators: other ranks may wait for work that was not queued.
+/// The errors of NCCL and the driver. They end the communicators, because other ranks may wait for work that was not
+/// queued.
 ///
 /// # Safety
 ///
@@ -256,7 +257,7 @@ unsafe fn put(parts: &mut [Running<'_>], doing: &dyn Fn() -> String, timeout: Du
     }
     for Running { backend, stream, .. } in parts.iter().filter(|part| part.steps.uses_room) {
         if backend.free_room(stream).is_err() {
-            // All is queued: a thread that waits here needs no mark.
+            // Everything is queued, so a thread that waits here needs no mark.
             backend.comm.outlast(stream, &Deadline::after(timeout))?;
         }
     }
@@ -321,8 +322,8 @@ impl DeviceBackend {
         }
     }
 
-    /// Returns NCCL's number of an op. For a `PreMulSum` the op is created here, and kept: the next call often has the
-    /// same scalar.
+    /// Returns NCCL's number of an op. For a `PreMulSum` the op is created here and kept, because the next call often
+    /// has the same scalar.
     #[inline]
     fn operation(&self, raw: &Raw<'_>, op: NcclOp, dtype: DType) -> std::result::Result<ncclRedOp_t, Refusal> {
         match op {
@@ -342,7 +343,7 @@ impl DeviceBackend {
         }
         let op = raw.pre_mul_sum(scalar, dtype)?;
         *event::lock(&self.product) = Some(Product { scalar: scalar.to_bits(), dtype, op });
-        // The calls that used it have been made, and NCCL has copied it into them.
+        // The calls that used the old op have been made, and NCCL has copied it into them.
         last.map_or(Ok(()), |old| raw.destroy_op(old.op))?;
         Ok(op)
     }
@@ -390,7 +391,7 @@ impl DeviceBackend {
         }
     }
 
-    /// Returns the stream of our own work, for a call on `stream`.
+    /// Returns the stream for this rank's own work, for a call on `stream`.
     fn stream_of<'a>(&'a self, role: StreamRole, stream: &'a Arc<CudaStream>) -> &'a Arc<CudaStream> {
         if role == StreamRole::Side { &self.side } else { stream }
     }

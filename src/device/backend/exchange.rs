@@ -18,26 +18,27 @@ use crate::device::plan::{Plan, Step, Transfer};
 use crate::error::Error;
 use crate::error::Result;
 
-/// The settings of a backend that decide how calls go: 16 bytes that must be the same on all ranks.
+/// The settings of a backend that decide how calls are made: 16 bytes that must be the same on all ranks.
 pub(crate) type Terms = [u8; 16];
 
 impl DeviceBackend {
-    /// Sends the same words to every rank and returns the words of each: one NCCL all-gather, which is waited for.
+    /// Sends the same words to every rank and returns the words of each rank. This is one NCCL all-gather; the function
+    /// waits for its end.
     ///
     /// # Errors
     ///
-    /// Those of NCCL and the driver, and `Timeout`; they end the communicator.
+    /// The errors of NCCL and the driver, and `Timeout`; they end the communicator.
     pub(crate) fn gather_words(&self, mine: &Words, doing: &dyn Fn() -> String, timeout: Duration) -> Result<Vec<Words>> {
         let transfer = Transfer::AllGather { source: self.told(0), destination: self.words, bytes: WORDS_BYTES };
         self.exchange(mine, vec![transfer], doing, timeout)
     }
 
-    /// Sends words to each of these peers, and returns those that each sent to this rank, in their order: one NCCL
-    /// group, which is waited for.
+    /// Sends words to each of these peers, and returns the words that each sent to this rank, in the order of the
+    /// peers. This is one NCCL group; the function waits for its end.
     ///
     /// # Errors
     ///
-    /// Those of [`DeviceBackend::gather_words`].
+    /// The errors of [`DeviceBackend::gather_words`].
     pub(crate) fn swap_words(&self, mine: &[(usize, Words)], doing: &dyn Fn() -> String, timeout: Duration) -> Result<Vec<Words>> {
         let (peers, said): (Vec<usize>, Vec<Words>) = mine.iter().copied().unzip();
         let mut heard = self.exchange(said.as_flattened(), self.swaps(&peers), doing, timeout)?;
@@ -45,16 +46,16 @@ impl DeviceBackend {
         Ok(heard)
     }
 
-    /// Waits for a while until each of these peers has received the words of [`DeviceBackend::swap_words`]. An end that
-    /// has received the other's words sends words again. NCCL completes a send while a proxy may still hold its bytes,
-    /// and an abort then loses them. For a rank that ends its communicator next and has set the reason
-    /// ([`NcclComm::will_fail`]), so that the fate of the second exchange does not matter.
+    /// Waits for a while until each of these peers has received the words of [`DeviceBackend::swap_words`]. For this
+    /// purpose, an end that has received the other's words sends words again. NCCL may complete a send while a proxy
+    /// still holds its bytes, and an abort would lose them. Used by a rank that ends its communicator next and has set
+    /// the reason ([`NcclComm::will_fail`]), so a failure of the second exchange does not matter.
     ///
     /// [`NcclComm::will_fail`]: crate::device::comm::NcclComm::will_fail
     pub(crate) fn await_hearing(&self, peers: &[usize], doing: &dyn Fn() -> String, timeout: Duration) {
         let deadline = Deadline::after(timeout.min(HEARING_WAIT));
         let said = vec![0; peers.len() * WORDS_BYTES];
-        // A separate limit for bytes that NCCL does not send.
+        // A separate limit, in case NCCL does not send the bytes.
         let _ = self
             .queue_words(&said, self.swaps(peers), doing, timeout.min(2 * HEARING_WAIT))
             .and_then(|()| self.comm.wait_for(&self.exchange, &deadline));
@@ -70,7 +71,7 @@ impl DeviceBackend {
         peers.iter().enumerate().flat_map(swap).collect()
     }
 
-    /// Returns where the words that this rank sends are on the device.
+    /// Returns the device address of the words that this rank sends.
     fn told(&self, place: usize) -> u64 {
         self.words + ((self.ranks.n + place) * WORDS_BYTES) as u64
     }
@@ -82,7 +83,8 @@ impl DeviceBackend {
         let deadline = Deadline::after(timeout);
         let outcome = self.queue_words(mine, transfers, doing, timeout).and_then(|()| self.fetch_words(doing, &deadline));
         outcome.map_err(|error| match error {
-            // It ended while this call waited: by the watchdog, which may be quicker than this thread, or by an abort.
+            // The communicator ended while this call waited: by the watchdog, which may be quicker than this thread, or
+            // by an abort.
             Error::Poisoned { cause, .. } => (*cause).clone(),
             error => {
                 // Other ranks may wait for this rank's words.
@@ -114,7 +116,7 @@ impl DeviceBackend {
         Ok(heard)
     }
 
-    /// Returns the settings that decide how calls go.
+    /// Returns the settings that decide how calls are made.
     pub(crate) fn terms(&self) -> Terms {
         let mut terms = [0; size_of::<Terms>()];
         let (capability, library) = (self.capabilities.capability, self.library);

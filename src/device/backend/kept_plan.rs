@@ -12,7 +12,7 @@ use crate::device::plan::{Job, Plan, Reduction, Step, Transfer};
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Steps {
     pub(super) list: Arc<[Step]>,
-    /// Whether they use the backend's memory or kernels.
+    /// Whether the steps use the backend's memory or kernels.
     pub(super) uses_room: bool,
 }
 
@@ -27,7 +27,7 @@ impl Steps {
         }
     }
 
-    /// Joins a group of transfers, which may be empty, our own work, and steps that use the backend's memory.
+    /// Joins a group of transfers (which may be empty), this rank's own work, and steps that use the backend's memory.
     pub(super) fn joined(transfers: Vec<Transfer>, after: Vec<Step>, rest: Vec<Step>) -> Self {
         let uses_room = !after.is_empty() || !rest.is_empty();
         Self { list: [Step::Transfer(transfers)].into_iter().chain(after).chain(rest).collect(), uses_room }
@@ -46,8 +46,8 @@ pub(super) struct KeptPlan {
 }
 
 impl KeptPlan {
-    /// Keeps the plan of a job; `None` if it follows from other inputs too: custom kernels come and go, and lists
-    /// contain addresses.
+    /// Keeps the plan of a job. Returns `None` if the plan also depends on other inputs: custom kernels come and go,
+    /// and lists contain addresses.
     pub(super) fn of(job: &Job, steps: &Steps) -> Option<Self> {
         let (op, steps) = (known_op(job)?, steps.clone());
         Some(Self { call: job.call, memory: job.memory, layout: job.layout.clone(), in_place: job.in_place, op, steps })
@@ -64,7 +64,7 @@ impl KeptPlan {
     }
 }
 
-/// Returns the op of a job that folds by a built-in one, or by none; `None` for other jobs.
+/// Returns the built-in op of a job, or `Some(None)` if the job does not fold; `None` for other jobs.
 fn known_op(job: &Job) -> Option<Option<ReduceOp>> {
     match &job.reduction {
         _ if job.lists.is_some() => None,
@@ -74,7 +74,7 @@ fn known_op(job: &Job) -> Option<Option<ReduceOp>> {
     }
 }
 
-/// Whether two ops do the same to every bit.
+/// Whether two ops give the same result in every bit.
 fn same_op(first: Option<ReduceOp>, second: Option<ReduceOp>) -> bool {
     match (first, second) {
         // 0 and -0 are equal, but give different results.

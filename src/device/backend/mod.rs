@@ -1,8 +1,8 @@
 //! The device backend of one communicator: the algorithm that each call takes, and the resources that it needs.
 //!
-//! A call is planned first, as plain values, and then put on its stream: transfers by NCCL, with kernels and copies of
-//! our own between them. A call that NCCL has goes to it directly. See [`DeviceAlgorithm`] for what NCCL reduces and
-//! what our kernels fold.
+//! A call is first planned, as plain values, and then put on its stream: transfers by NCCL, with this crate's kernels
+//! and copies between them. A call that NCCL implements goes to NCCL directly. [`DeviceAlgorithm`] says which
+//! reductions NCCL does and which this crate's kernels do.
 
 mod enqueue;
 mod exchange;
@@ -40,16 +40,16 @@ use crate::error::Result;
 
 use self::scratch::ScratchMemory;
 
-/// The size of what one rank sends to another over NCCL for a comparison, in bytes.
+/// The size, in bytes, of the words that one rank sends to another over NCCL for a comparison.
 pub(crate) const WORDS_BYTES: usize = 64;
 
-/// What one rank sends to another over NCCL for a comparison.
+/// The words that one rank sends to another over NCCL for a comparison.
 pub(crate) type Words = [u8; WORDS_BYTES];
 
 /// The least compute capability of devices for which the NVLink switch adds.
 const SWITCH_CAPABILITY: (i32, i32) = (9, 0);
 
-/// The settings of a backend. They are the same on every rank, so that all ranks choose alike.
+/// The settings of a backend. They are the same on every rank, so that all ranks make the same choices.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Options {
     /// Whether floats are always folded in rank order.
@@ -72,16 +72,16 @@ impl Options {
 
 /// The device backend of one communicator. Threads that share it queue their calls one after the other.
 ///
-/// The resources of calls are created with it: streams, events, kernels, and memory for all but large folds. Memory for
-/// these, and custom kernels, come with the first call that uses them.
+/// The resources of calls are created together with the backend: streams, events, kernels, and memory for all but large
+/// folds. Memory for large folds, and custom kernels, are created with the first call that uses them.
 ///
 /// Calls may be captured into a graph. Those that fold, or exchange in place, use the backend's memory: such a graph
-/// must not run at the same time as other calls of the communicator on other streams. Memory and kernels remain until
-/// the last such graph is gone.
+/// must not run at the same time as other calls of the communicator on other streams. The memory and the kernels remain
+/// until the last such graph is gone.
 #[derive(Debug)]
 pub(crate) struct DeviceBackend {
     gpu: Gpu,
-    /// Ends before the resources that its streams may still use.
+    /// NCCL's communicator. It ends before the resources that its streams may still use.
     comm: Arc<NcclComm>,
     stream: Arc<CudaStream>,
     side: Arc<CudaStream>,
@@ -96,15 +96,15 @@ pub(crate) struct DeviceBackend {
     /// The stream for words that ranks send over NCCL: a wait for it does not wait for work that a program has queued
     /// elsewhere.
     exchange: Arc<CudaStream>,
-    /// The inputs of a slab have arrived.
+    /// Recorded when the inputs of a slab have arrived.
     arrived: CudaEvent,
-    /// One for each half of the memory: the slab there is folded.
+    /// One for each half of the memory, recorded when the slab there is folded.
     folded: [CudaEvent; 2],
-    /// The backend's memory is free again, and its kernels are done.
+    /// Recorded when the backend's memory is free again and its kernels have ended.
     free: CudaEvent,
     /// The stream on which the memory was used last.
     last: Mutex<Arc<CudaStream>>,
-    /// Whether the driver refused to mark when that use ends: then it is unknown.
+    /// Whether the driver refused to mark the end of that use, so that it is unknown.
     is_room_lost: AtomicBool,
     /// How many collectives were queued: the number of the next one, on every rank.
     calls: AtomicU64,
@@ -122,7 +122,7 @@ pub(crate) struct DeviceBackend {
     queueing: Mutex<Option<KeptPlan>>,
 }
 
-/// Resources of a call that its ranks have not agreed to have yet: either all ranks have them, or none makes the call.
+/// Resources of a call on which the ranks have not agreed yet: either all ranks have them, or no rank makes the call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FirstUse {
     /// A custom kernel.
@@ -159,7 +159,8 @@ impl DeviceBackend {
         let doing = |what: &str| format!("making {what} on device {}", gpu.ordinal);
         let failed = |what: &'static str| move |error: DriverError| cuda_error(doing(what), error);
         driver::bind(&gpu.context).map_err(failed("a device backend"))?;
-        // Other ranks wait for the work on these two. A fold on the side stream gets what they leave of the device.
+        // Other ranks wait for the work on these two streams. A fold on the side stream gets the part of the device
+        // that they leave free.
         let urgent = || driver::urgent_stream(&gpu.context).map_err(failed("a stream"));
         let (stream, exchange) = (urgent()?, urgent()?);
         let side = gpu.context.new_stream().map_err(failed("a stream"))?;
@@ -229,7 +230,7 @@ impl DeviceBackend {
         &self.stream
     }
 
-    /// Returns our kernels on the device.
+    /// Returns this crate's kernels on the device.
     pub(crate) fn kernels(&self) -> &Arc<Kernels> {
         &self.kernels
     }
@@ -267,7 +268,7 @@ impl DeviceBackend {
         jobs.into_iter().zip(next..).for_each(|(job, number)| job.call.sequence = number);
     }
 
-    /// Counts jobs, except ones with wrong arguments, which the other ranks may not count either.
+    /// Counts jobs, except jobs with wrong arguments, because the other ranks may not count these either.
     fn count<R>(&self, jobs: usize, queued: &Result<R>) {
         if !matches!(queued, Err(Error::InvalidArgument { .. })) {
             self.calls.fetch_add(jobs as u64, Ordering::Relaxed);
@@ -286,7 +287,7 @@ impl DeviceBackend {
         std::mem::take(&mut *event::lock(&self.comparison))
     }
 
-    /// Takes that room back.
+    /// Takes back the room for fingerprints.
     pub(crate) fn return_comparison(&self, scratch: Vec<[u8; 40]>) {
         *event::lock(&self.comparison) = scratch;
     }
@@ -296,7 +297,7 @@ impl DeviceBackend {
         event::lock(&self.mail).get(message.peer).map_or(0, |counts| counts[usize::from(!message.sends)])
     }
 
-    /// Returns the number of the next message to a rank, or from it, and counts it.
+    /// Returns the number of this message among those to its peer, or from it, and counts it.
     pub(crate) fn number_message(&self, message: &Message) -> u64 {
         let mut mail = event::lock(&self.mail);
         let Some(count) = mail.get_mut(message.peer).map(|counts| &mut counts[usize::from(!message.sends)]) else { return 0 };
@@ -312,9 +313,9 @@ impl DeviceBackend {
         }
     }
 
-    /// Whether a job needs memory that is not there on every rank yet. Every rank gets the same answer.
+    /// Whether a job needs memory that some rank does not have yet. Every rank gets the same answer.
     fn lacks_memory(&self, job: &Job) -> bool {
-        // Most calls are small, and need no planning here.
+        // Most calls are small, and need no plan here.
         let lacks = || self.scratch.is_large(self.most_room(job)) && self.scratch.is_large(self.room(job));
         self.ranks.n > 1 && !self.scratch.is_whole() && lacks()
     }
@@ -328,7 +329,7 @@ impl DeviceBackend {
     ///
     /// # Errors
     ///
-    /// As the job itself.
+    /// The errors of the job itself.
     pub(crate) fn load(&self, job: &Job, stream: &CudaStream) -> Result<()> {
         if let Some(Reduction::User(code)) = &job.reduction {
             event::lock(&self.custom_kernels).place(code, job.call.element, stream)?;
@@ -351,7 +352,7 @@ impl DeviceBackend {
         let longest = match &job.layout {
             BlockLayout::Equal(bytes) => *bytes,
             BlockLayout::Blocks(blocks) => blocks.iter().copied().max().unwrap_or(0),
-            // Calls with these layouts use none.
+            // Calls with these layouts use no scratch memory.
             BlockLayout::Own(_) | BlockLayout::Pairs { .. } => 0,
         };
         // Two halves of a chunk for each rank and one more, and a chunk for each other rank, each at the start of an
@@ -375,7 +376,7 @@ impl DeviceBackend {
     }
 
     /// Plans a job on this rank. If it writes `bool`s, its last step turns every byte into 0 or 1: other ranks may have
-    /// sent any byte, and our folds of `bool` do not change the bytes that arrive.
+    /// sent any byte, and this crate's folds of `bool` do not change the bytes that arrive.
     fn plan(&self, job: &Job, stream: &CudaStream) -> Result<Plan> {
         let plan = self.plan_as_it_comes(job, stream).inspect_err(|error| self.end_unless_all_refuse(error))?;
         if self.ranks.n == 1 || !job.call.element.is_bool() {
@@ -395,7 +396,7 @@ impl DeviceBackend {
             }
             Some(Reduction::Builtin(op)) => {
                 let TypeTag::Scalar(dtype) = job.call.element else {
-                    let reason = "a built-in op knows single elements; use a custom one";
+                    let reason = "a built-in op works only on single elements; use a custom op";
                     return Err(Error::unsupported(format!("{op} of {}", job.call.element), reason));
                 };
                 op.check(dtype)?;
@@ -430,8 +431,8 @@ impl DeviceBackend {
         fold::plan(job, folding, self.ranks, self.scratch.take(room, stream)?)
     }
 
-    /// Ends the communicator, unless every rank gets this error for the same call: other ranks queue their part, and
-    /// wait for this rank's.
+    /// Ends the communicator, unless every rank gets this error for the same call: otherwise the other ranks would
+    /// queue their part, and wait for this rank's.
     fn end_unless_all_refuse(&self, error: &Error) {
         if !matches!(error, Error::InvalidArgument { .. } | Error::Unsupported { .. }) && self.comm.failure().is_none() {
             self.comm.fail(error);
@@ -443,11 +444,11 @@ impl DeviceBackend {
         if stream.context().cu_ctx() == self.gpu.context.cu_ctx() {
             return Ok(());
         }
-        let reason = format!("it is of device {}, and the communicator is on device {}", stream.context().ordinal(), self.gpu.ordinal);
+        let reason = format!("it is on device {}, but the communicator is on device {}", stream.context().ordinal(), self.gpu.ordinal);
         Err(Error::argument("a call on a stream", reason))
     }
 
-    /// Refuses a call without work if the communicator has ended, like all other calls.
+    /// Refuses a call if the communicator has ended, even if the call would put nothing on the device.
     pub(crate) fn refuse_if_over(&self, doing: &dyn Fn() -> String) -> Result<()> {
         match self.comm.failure() {
             Some(cause) => Err(Error::Poisoned { call: doing(), cause: Arc::new(cause) }),

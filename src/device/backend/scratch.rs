@@ -1,10 +1,10 @@
-//! Memory of the backend for folds and exchanges in place: a little from the start, and the full amount from the first
-//! call that needs more.
+//! The backend's memory for folds and exchanges in place: a small part from the start, and the full amount from the
+//! first call that needs more.
 //!
 //! Most communicators never fold anything large, and a process has many, so 256 MiB are not allocated before they are
-//! used. How a call is cut into pieces depends only on the setting and the call, so that all ranks cut alike. Whether
-//! all ranks could allocate is agreed like the first use of a custom kernel (`DeviceBackend::first_use`). There is only
-//! one such step: memory that a graph has captured does not move.
+//! used. How a call is cut into pieces depends only on the setting and the call, so that all ranks cut it in the same
+//! way. The ranks agree whether all of them could allocate, as at the first use of a custom kernel
+//! (`DeviceBackend::first_use`). The memory grows only once, because memory that a graph has captured must not move.
 
 #![expect(unsafe_code, reason = "device memory is allocated and freed by hand")]
 
@@ -20,7 +20,7 @@ use crate::device::plan::Scratch;
 use crate::error::Error;
 use crate::error::Result;
 
-/// Returns where the room for words begins, behind this much scratch memory.
+/// Returns the offset of the room for words, which follows this much scratch memory.
 const fn begin_of_words(scratch_bytes: usize) -> usize {
     scratch_bytes.next_multiple_of(256)
 }
@@ -30,7 +30,7 @@ const fn begin_of_words(scratch_bytes: usize) -> usize {
 pub(super) struct ScratchMemory {
     gpu: Gpu,
     first: Scratch,
-    /// How much a call may use.
+    /// The number of bytes that a call may use.
     most: usize,
     /// The memory of a call that needs more than the first part. 0 if it is not allocated yet.
     rest: Mutex<u64>,
@@ -51,17 +51,17 @@ impl ScratchMemory {
         Ok(Self { gpu: gpu.clone(), first: Scratch { address, bytes }, most, rest: Mutex::default(), is_agreed: AtomicBool::new(false) })
     }
 
-    /// Returns where the room for words is.
+    /// Returns the address of the room for words.
     pub(super) fn words(&self) -> u64 {
         self.first.address + begin_of_words(self.first.bytes) as u64
     }
 
-    /// Returns how much a call may use. The same on every rank.
+    /// Returns the number of bytes that a call may use, which is the same on every rank.
     pub(super) fn most(&self) -> usize {
         self.most
     }
 
-    /// Whether every call has what it needs.
+    /// Whether the memory is sufficient for every call.
     pub(super) fn is_whole(&self) -> bool {
         self.most == self.first.bytes || self.is_agreed.load(Ordering::Acquire)
     }
@@ -71,8 +71,8 @@ impl ScratchMemory {
         room > self.first.bytes
     }
 
-    /// Returns memory for a call that uses `room` bytes of it. Allocates it at the first call that needs more than the
-    /// first part.
+    /// Returns the memory, for a call that uses `room` bytes of it. Allocates it at the first call that needs more than
+    /// the first part.
     ///
     /// # Errors
     ///
@@ -85,8 +85,8 @@ impl ScratchMemory {
         if *rest == 0 {
             if driver::is_capturing(stream) {
                 let reason = format!(
-                    "it needs {room} B of scratch memory, and there are {} B before the first call that needs more: make one such call before the \
-                     capture",
+                    "it needs {room} B of scratch memory, and only {} B exist until the first call that needs more: make one such call \
+                     before the capture",
                     self.first.bytes
                 );
                 return Err(Error::unsupported("the first large fold, or exchange in place, while a graph is captured", reason));
@@ -97,20 +97,20 @@ impl ScratchMemory {
         Ok(Scratch { address: *rest, bytes: self.most })
     }
 
-    /// Notes that some rank has no such memory. This rank's is kept for the next attempt: freeing it would wait for the
-    /// device.
+    /// Notes that some rank could not allocate the rest. This rank's memory is kept for the next attempt, because
+    /// freeing it would wait for the device.
     pub(super) fn retract(&self) {
         self.is_agreed.store(false, Ordering::Release);
     }
 
-    /// Moves all of it out; this has none then.
+    /// Moves all memory out, so that none remains here.
     pub(super) fn take_all(&mut self) -> Self {
         let none = Scratch { address: 0, bytes: 0 };
         let (first, rest) = (std::mem::replace(&mut self.first, none), std::mem::take(&mut self.rest));
         Self { gpu: self.gpu.clone(), first, most: self.most, rest, is_agreed: AtomicBool::new(false) }
     }
 
-    /// Returns how many bytes are allocated.
+    /// Returns the number of bytes that are allocated.
     pub(super) fn allocated(&self) -> usize {
         self.first.bytes + if *event::lock(&self.rest) == 0 { 0 } else { self.most }
     }
@@ -119,7 +119,7 @@ impl ScratchMemory {
     ///
     /// # Safety
     ///
-    /// No queued work uses it, none that does will be queued, and this is called once.
+    /// No queued work uses the memory, no such work will be queued, and this is called once.
     pub(super) unsafe fn free(&self) {
         let addresses = [self.first.address, *event::lock(&self.rest)];
         if driver::bind(&self.gpu.context).is_err() {

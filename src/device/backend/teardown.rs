@@ -15,16 +15,16 @@ use crate::device::custom_kernels::CustomKernels;
 use crate::device::driver;
 use crate::device::kernels::Kernels;
 
-/// The parts of a backend that may be in use after it is gone.
+/// The parts of a backend that may be in use after the backend is gone.
 #[derive(Debug)]
 struct Leftover {
     scratch: ScratchMemory,
-    /// Our kernels, and the custom ones.
+    /// This crate's kernels, and the custom ones.
     _kernels: (Arc<Kernels>, CustomKernels),
 }
 
 impl Leftover {
-    /// Frees it once the graphs that hold captured calls are gone, on a thread that no other thread waits for.
+    /// Frees these parts once the graphs that hold captured calls are gone, on a thread that no other thread waits for.
     fn free_behind(self, comm: Arc<Inner>) {
         let bytes = self.scratch.allocated();
         // If the thread does not start, its closure is dropped. That would not free device memory, but would unload
@@ -32,7 +32,7 @@ impl Leftover {
         let left = std::mem::ManuallyDrop::new(self);
         let free = move || {
             while comm.live_graphs() > 0 {
-                // They may live for long.
+                // The graphs may live for long.
                 std::thread::sleep(ROUNDS.1);
             }
             // SAFETY: the streams were at rest when the backend ended. The last launch of the last graph is over: the
@@ -41,7 +41,7 @@ impl Leftover {
             drop(std::mem::ManuallyDrop::into_inner(left));
         };
         if let Err(error) = std::thread::Builder::new().name("collectives-free".to_owned()).spawn(free) {
-            crate::base::event::error!(%error, bytes, "no thread to free what graphs of a dropped communicator use: it is lost");
+            crate::base::event::error!(%error, bytes, "no thread to free memory that graphs of a dropped communicator use: it is leaked");
         }
     }
 }
@@ -65,7 +65,11 @@ impl Drop for DeviceBackend {
         // freeing them.
         let (device, bytes) = (self.gpu.ordinal, left.scratch.allocated());
         std::mem::forget(left);
-        crate::base::event::error!(device, bytes, "the device did not come to rest: the communicator's memory and kernels there are lost");
+        crate::base::event::error!(
+            device,
+            bytes,
+            "the device did not become idle in time: the communicator's memory and kernels there are leaked"
+        );
     }
 }
 
@@ -89,8 +93,8 @@ impl DeviceBackend {
         ends().all(|end| end.is_passed_within(&deadline)) && self.is_room_free_within(&deadline)
     }
 
-    /// Waits until the caller's streams have finished with the backend's memory; returns `false` if they have not in
-    /// time, or if that is unknown.
+    /// Waits until the caller's streams have finished with the backend's memory. Returns `false` if they do not finish
+    /// in time, or if that is unknown.
     fn is_room_free_within(&self, deadline: &Deadline) -> bool {
         let mut back_off = BackOff::default();
         while !driver::is_complete(&self.free).unwrap_or_else(driver::is_final) {

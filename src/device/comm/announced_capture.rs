@@ -1,8 +1,8 @@
-//! What the other ranks were notified of for a call: whether it becomes part of a graph.
+//! The announcement to other ranks whether a call becomes part of a graph.
 //!
-//! Ranks that compare a call first notify each other whether it does, and wait for each other in between. Meanwhile
-//! another thread may begin or end a capture of the stream. The call is then refused: the others would wait for one
-//! that runs when its graph does, or never.
+//! Ranks that compare a call first notify each other whether it becomes part of a graph, and then wait for each other.
+//! Meanwhile another thread may begin or end a capture of the stream. The call is then refused: the others would wait
+//! for a call that runs only when its graph is launched, or never.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -11,7 +11,7 @@ use cudarc::driver::sys::CUresult;
 
 use crate::device::nccl::Refusal;
 
-/// What the other ranks were notified of for the calls that are made now: captured, not captured, or nothing.
+/// The announcement for the calls that are being made: captured, not captured, or none.
 #[derive(Debug, Default)]
 pub(super) struct AnnouncedCapture(AtomicU8);
 
@@ -27,7 +27,7 @@ impl AnnouncedCapture {
         self.0.store(is_captured.map_or(0, Self::code), Ordering::Relaxed);
     }
 
-    /// Refuses a call for which that turned out wrong.
+    /// Refuses a call whose announcement turned out wrong.
     #[inline]
     pub(super) fn check(&self, is_captured: bool) -> std::result::Result<(), Refusal> {
         if self.0.load(Ordering::Relaxed) == Self::code(!is_captured) { Err(Self::changed(is_captured)) } else { Ok(()) }
@@ -36,10 +36,10 @@ impl AnnouncedCapture {
     #[cold]
     fn changed(is_captured: bool) -> Refusal {
         let (what, error) = if is_captured {
-            ("another thread began to capture its stream once the ranks had compared it", CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+            ("another thread began to capture its stream after the ranks had compared it", CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
         } else {
             (
-                "another thread ended the capture of its stream once the ranks had compared it",
+                "another thread ended the capture of its stream after the ranks had compared it",
                 CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
             )
         };

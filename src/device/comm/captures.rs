@@ -1,4 +1,4 @@
-//! Calls that become part of graphs. Whether a call does is determined where it begins and ends.
+//! Calls that become part of graphs. Whether a call does is determined at its beginning and its end.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,7 +17,7 @@ use crate::error::Result;
 
 impl Inner {
     /// Begins a call on a stream, for which the device may take `limit`. Returns a value if the call becomes part of a
-    /// graph: then the graph's owner launches it, or it never runs, and its time counts from each launch.
+    /// graph. Such a call runs only if the graph's owner launches the graph, and its time counts from each launch.
     #[inline]
     pub(super) fn begin(&self, stream: &CudaStream, limit: Duration) -> std::result::Result<Option<Captured>, Refusal> {
         let is_captured = driver::is_capturing(stream);
@@ -33,7 +33,7 @@ impl Inner {
         self.graphs.begin(&self.context, stream, CapturedCall { label: self.last_label(), limit })
     }
 
-    /// Ends what [`Inner::begin`] began: records a call that is on the stream now, or puts its end into its graph.
+    /// Ends the call that [`Inner::begin`] began: records it if it is on the stream, or puts its end into its graph.
     #[inline]
     pub(super) fn conclude(
         self: &Arc<Self>,
@@ -60,19 +60,21 @@ impl Inner {
         last: &mut Option<Arc<StreamTracker>>,
         stream: &CudaStream,
     ) -> std::result::Result<(), DriverError> {
-        // Records of calls without a tracker are over when nothing is under way.
+        // Calls that are recorded without a tracker count as ended when nothing is under way.
         *last = None;
         self.last_tracker.store(NO_TRACKER, Ordering::Relaxed);
         driver::bind(&self.context)?;
         captured.end(stream)
     }
 
-    /// Returns how many captures of this communicator's calls still have a graph, something made from it, or a launch.
+    /// Returns the number of captures of this communicator's calls that still have a graph, something made from it, or
+    /// a launch.
     pub(in crate::device) fn live_graphs(&self) -> usize {
         self.graphs.count()
     }
 
-    /// The same, after waiting for the driver to report the end of dropped graphs, until the deadline at most.
+    /// Returns the same number, after waiting, until the deadline at most, for the driver to report the end of dropped
+    /// graphs.
     pub(in crate::device) fn live_graphs_within(&self, deadline: &Deadline) -> usize {
         let mut back_off = BackOff::default();
         loop {

@@ -1,10 +1,10 @@
-//! Work on control communicators, and other NCCL calls that may take long, on threads of their own which end with the
+//! Runs work on control communicators, and other NCCL calls that may take long, on separate threads, which end with the
 //! work.
 //!
-//! Such a thread does all of one piece of work. Up to NCCL 2.26, the state of work in progress lives in the memory of
-//! the thread that began it, which must therefore see its end, or abort it. A function that fails may leave the thread
-//! inside a group. Some functions wait for other ranks, whatever the communicator's settings. The caller waits for the
-//! thread until its deadline, and no longer.
+//! Such a thread does one piece of work from beginning to end. Up to NCCL 2.26, the state of work in progress lives in
+//! the memory of the thread that began it. That thread must therefore wait for the end of the work, or abort it. A
+//! function that fails may leave the thread inside a group. Some functions wait for other ranks, whatever the
+//! communicator's settings. The caller waits for the thread until its deadline, and no longer.
 
 #![expect(unsafe_code, reason = "NCCL is C")]
 
@@ -21,7 +21,7 @@ use crate::base::tuning::device::ANSWER_WAIT;
 use crate::device::nccl::{self, Refusal};
 use crate::error::{Error, Result};
 
-/// Why something was not done.
+/// The reason why something was not done.
 pub(super) struct Failed {
     pub(super) error: Error,
     /// Whether the communicator concerned, if there is one, remains usable.
@@ -36,15 +36,15 @@ impl From<Error> for Failed {
 
 pub(super) type Attempted<T> = std::result::Result<T, Failed>;
 
-/// Whether a communicator remains usable after it refused a call. One that does not block may keep even a wrong
-/// argument as its error, and then refuses all later calls. The caller owns the handle.
+/// Whether a communicator remains usable after it refused a call. A communicator that does not block may keep even a
+/// wrong argument as its error, and then refuse all later calls. The caller owns the handle.
 pub(super) fn is_harmless(library: &'static Library, handle: ncclComm_t, refusal: &Refusal) -> bool {
     refusal.is_harmless() && (handle.is_null() || state(library, handle).is_ok())
 }
 
-/// Runs `work` on a separate thread and waits for its answer; returns `None` if that does not come in time. Such work
-/// checks the deadline itself and knows better what was late, so it gets a little longer. Nothing waits for what it
-/// does after its answer.
+/// Runs `work` on a separate thread and waits for its answer; returns `None` if the answer does not come in time. The
+/// work checks the deadline itself and can report better what was late, so this function waits a little longer. Nothing
+/// waits for what the work does after its answer.
 pub(super) fn apart<T: Send + 'static>(deadline: &Deadline, work: impl FnOnce(&dyn Fn(T)) + Send + 'static) -> io::Result<Option<T>> {
     let (sender, answer) = mpsc::channel();
     let run = move || {
@@ -64,7 +64,7 @@ pub(super) fn state(library: &'static Library, handle: ncclComm_t) -> std::resul
     const CALL: &str = "ncclCommGetAsyncError";
     let mut state = ncclResult_t::ncclSuccess;
     // SAFETY: the handle is valid while its owner, who calls this, has it: control communicators are used and ended
-    // under their turn, and new ones by the thread that creates them. The answer goes to a variable of ours.
+    // under their turn, and new ones by the thread that creates them. The answer goes to our variable.
     let answer = unsafe { library.ncclCommGetAsyncError(handle, &mut state) };
     nccl::check(library, handle, CALL, answer)?;
     match state {
@@ -73,8 +73,8 @@ pub(super) fn state(library: &'static Library, handle: ncclComm_t) -> std::resul
     }
 }
 
-/// Waits until nothing is in progress on a communicator. `stop` is asked now and then for a reason to give up. The
-/// caller owns the handle.
+/// Waits until nothing is in progress on a communicator. From time to time, `stop` is asked for a reason to give up.
+/// The caller owns the handle.
 pub(super) fn settle(library: &'static Library, handle: ncclComm_t, doing: &str, stop: &dyn Fn() -> Option<Error>) -> Result<()> {
     let refused = |refusal: Refusal| refusal.into_error(doing.to_owned());
     let mut back_off = BackOff::default();
@@ -92,30 +92,31 @@ pub(super) fn settle(library: &'static Library, handle: ncclComm_t, doing: &str,
 /// Returns the number of ranks of a communicator. The caller owns the handle.
 pub(super) fn size(library: &'static Library, handle: ncclComm_t) -> std::result::Result<usize, Refusal> {
     let mut size: c_int = 0;
-    // SAFETY: the handle is valid, its owner is the caller; the answer goes to a variable of ours.
+    // SAFETY: the handle is valid, its owner is the caller; the answer goes to our variable.
     let answer = unsafe { library.ncclCommCount(handle, &mut size) };
     nccl::check(library, handle, "ncclCommCount", answer)?;
     Ok(usize::try_from(size).unwrap_or(usize::MAX))
 }
 
-/// Returns this rank's number in it. The caller owns the handle.
+/// Returns this rank's number in a communicator. The caller owns the handle.
 pub(super) fn rank(library: &'static Library, handle: ncclComm_t) -> std::result::Result<usize, Refusal> {
     let mut rank: c_int = 0;
-    // SAFETY: the handle is valid, its owner is the caller; the answer goes to a variable of ours.
+    // SAFETY: the handle is valid, its owner is the caller; the answer goes to our variable.
     let answer = unsafe { library.ncclCommUserRank(handle, &mut rank) };
     nccl::check(library, handle, "ncclCommUserRank", answer)?;
     Ok(usize::try_from(rank).unwrap_or(usize::MAX))
 }
 
-/// Aborts a communicator; returns whether NCCL reports that it is gone. Threads inside communicators that share its
-/// flags are released first, before anything that could wait for the device: no context is made current for it here.
+/// Aborts a communicator; returns whether NCCL reports that it is gone. NCCL first releases threads inside
+/// communicators that share its flags, before anything that could wait for the device. So no context is made current
+/// here.
 pub(super) fn abort(library: &'static Library, handle: ncclComm_t) -> bool {
     // SAFETY: the caller took the handle out of where others find it, or never put it there, and no thread is inside:
     // this is its last use.
     let answer = unsafe { library.ncclCommAbort(handle) };
     let gone = matches!(answer, Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress));
     if !gone {
-        crate::base::event::warn!(?answer, "NCCL did not abort a communicator");
+        crate::base::event::warn!(?answer, "NCCL failed to abort a communicator");
     }
     gone
 }

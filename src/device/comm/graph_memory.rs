@@ -30,7 +30,7 @@ pub(super) struct Word {
 struct Memory {
     context: Arc<CudaContext>,
     words: NonNull<AtomicU32>,
-    /// The same memory as the device addresses it.
+    /// The device's address of the same memory.
     address: CUdeviceptr,
 }
 
@@ -53,13 +53,13 @@ impl Page {
             // SAFETY: the allocation has this length, is aligned to pages, and is not known to others.
             unsafe { words.add(place).write(AtomicU32::new(0)) };
         }
-        // SAFETY: the memory was allocated with a mapping, and the answer goes to a variable of ours.
+        // SAFETY: the memory was allocated with a mapping, and the answer goes to our variable.
         unsafe { sys::cuMemHostGetDevicePointer_v2(&mut memory.address, start, 0) }.result()?;
         Ok(Arc::new(Self { memory: ManuallyDrop::new(memory), given: AtomicUsize::new(0) }))
     }
 
-    /// Returns an unused word; `None` if all have been handed out. They are not reused: nodes of a graph that is gone
-    /// and of a new one would have to be ordered.
+    /// Returns an unused word; `None` if all have been handed out. Words are not reused: that would require an order
+    /// between the nodes of a graph that is gone and those of a new one.
     pub(super) fn word(self: &Arc<Self>) -> Option<Word> {
         let place = self.given.fetch_add(1, Ordering::Relaxed);
         (place < GRAPH_WORDS).then(|| Word { page: Arc::clone(self), place })
@@ -74,7 +74,7 @@ impl Word {
         unsafe { self.page.memory.words.add(self.place).as_ref() }
     }
 
-    /// Makes a stream set it. The context is current.
+    /// Makes a stream set the word. The context is current.
     pub(super) fn set_in_order(&self, value: u32, stream: &CudaStream) -> Result<(), DriverError> {
         let address = self.page.memory.address + (self.place * size_of::<u32>()) as u64;
         // SAFETY: the word is memory that the device may write, of the stream's context. It is alive when the node
@@ -91,7 +91,7 @@ impl Drop for Page {
         // free waits for the device.
         let free = move || drop(ManuallyDrop::into_inner(memory));
         if let Err(error) = thread::Builder::new().name("collectives-free".to_owned()).spawn(free) {
-            crate::base::event::warn!(%error, "no thread to free what graphs wrote: 4 KiB of pinned memory are lost");
+            crate::base::event::warn!(%error, "no thread to free what graphs wrote: 4 KiB of pinned memory are leaked");
         }
     }
 }

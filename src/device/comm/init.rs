@@ -1,5 +1,5 @@
-//! Creates communicators: from ids, or out of another one. Each starts as a control communicator; the data communicator
-//! is split off it.
+//! Creates communicators, from ids or from another communicator. Each starts as a control communicator, from which the
+//! data communicator is split off.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -23,8 +23,8 @@ use crate::error::{Error, Result};
 pub(crate) struct Setup<'a> {
     pub(crate) library: &'static Library,
     pub(crate) gpu: &'a Gpu,
-    /// One id, or several, which spread the work of starting; the same in the same order on all ranks. Releases before
-    /// 2.23 use the first.
+    /// One id, or several to spread the work of starting. All ranks pass the same ids in the same order. NCCL before
+    /// 2.23 uses only the first.
     pub(crate) ids: &'a [ncclUniqueId],
     pub(crate) rank: usize,
     pub(crate) world_size: usize,
@@ -32,7 +32,7 @@ pub(crate) struct Setup<'a> {
     pub(crate) deadline: &'a Deadline,
     /// The source of knowledge about the other ranks, if there is one.
     pub(crate) liveness_probe: Option<&'a Arc<dyn LivenessProbe>>,
-    /// Where ranks report that they give up, if anywhere.
+    /// The channel on which ranks report that they give up, if there is one.
     pub(crate) end_notice: Option<&'a Arc<dyn EndNotice>>,
 }
 
@@ -55,7 +55,8 @@ fn numbers(doing: &str, setup: &Setup<'_>) -> Result<(c_int, c_int)> {
     match numbers {
         Some(numbers) if setup.rank < setup.world_size && !setup.ids.is_empty() && setup.ids.len() <= setup.world_size => Ok(numbers),
         _ => {
-            let expected = format!("a rank below the size, and one id at least, are expected; there are {}", setup.ids.len());
+            let expected =
+                format!("expected a rank below the size, and between one id and one per rank; there are {} ids", setup.ids.len());
             Err(Error::config(doing, expected))
         }
     }
@@ -86,8 +87,8 @@ impl NcclComm {
 
     /// Splits a revoked communicator by colour, in the order of keys. Ranks without a colour take part and get nothing.
     ///
-    /// Other communicators are not split through NCCL: what is split off the control communicator shares its abort
-    /// flags, unless it was revoked.
+    /// Other communicators are not split through NCCL: a communicator that is split off the control communicator shares
+    /// its abort flags, unless the latter was revoked.
     pub(crate) fn split_revoked(&self, color: Option<u32>, key: i32, config: &NcclConfig, deadline: &Deadline) -> Result<Option<Self>> {
         let doing = format!("splitting the communicator of rank {} of {}", self.rank(), self.world_size());
         let number = color.map_or(Ok(nccl_sys::NCCL_SPLIT_NOCOLOR), |color| {
@@ -103,8 +104,8 @@ impl NcclComm {
 
     /// Creates a communicator of all ranks except some, which do not take part. Needs NCCL 2.27.3.
     ///
-    /// With `abort_parent` this communicator's work is stopped first, and it can only be ended afterwards. Without it,
-    /// nothing may be in flight.
+    /// With `abort_parent`, this communicator's work is stopped first, and the communicator can only be ended
+    /// afterwards. Without `abort_parent`, nothing may be in flight.
     pub(crate) fn shrink(&self, excluded: &[usize], abort_parent: bool, config: &NcclConfig, deadline: &Deadline) -> Result<Self> {
         let doing = format!("shrinking the communicator of rank {} of {}", self.rank(), self.world_size());
         if let Some(wrong) = excluded.iter().find(|rank| **rank >= self.world_size() || **rank == self.rank()) {
@@ -114,14 +115,14 @@ impl NcclComm {
             ));
         }
         if excluded.is_empty() {
-            return Err(Error::argument("shrink", "no rank is left out, which NCCL refuses: split with one colour instead"));
+            return Err(Error::argument("shrink", "no rank is left out, which NCCL does not allow: split with one colour instead"));
         }
         // A separate list, because NCCL sorts it. A rank listed twice would count twice.
         let mut list: Vec<c_int> = excluded.iter().map(|rank| *rank as c_int).collect();
         list.sort_unstable();
         list.dedup();
         if !self.library().has("ncclCommShrink") {
-            return Err(Error::unsupported(doing, format!("it needs NCCL 2.27.3, and this is {}", self.version())));
+            return Err(Error::unsupported(doing, format!("it needs NCCL 2.27.3 or later, but this is {}", self.version())));
         }
         let flags = if abort_parent { nccl_sys::NCCL_SHRINK_ABORT } else { nccl_sys::NCCL_SHRINK_DEFAULT };
         let (library, count) = (self.library(), list.len() as c_int);
@@ -140,11 +141,12 @@ fn a_child(made: Option<NcclComm>) -> Result<NcclComm> {
     made.ok_or_else(|| Error::config("making a communicator out of another", "NCCL made none for this rank"))
 }
 
-/// What to do if nothing can be created from a communicator.
-const WAY_OUT: &str = "nothing can be made of it any more: abort or drop it, and make a new one of the ranks that are left, from a new id";
+/// The advice for a communicator from which nothing can be created.
+const WAY_OUT: &str =
+    "no communicator can be created from it any more: abort or drop it, and create a new one of the surviving ranks from a new id";
 
-/// Returns the error of a communicator in which NCCL has lost a rank, with what to do: NCCL creates nothing from it
-/// afterwards.
+/// Returns the error of a communicator in which NCCL has lost a rank, with advice: NCCL creates nothing from such a
+/// communicator.
 fn with_way_out(mut error: Error) -> Error {
     if let Error::Nccl { code, text, .. } = &mut error
         && *code == ncclResult_t::ncclRemoteError.0
@@ -167,10 +169,11 @@ impl Inner {
         if self.is_ended() { Err(self.refuse(&|| format!("{doing} ({WAY_OUT})"))) } else { Ok(()) }
     }
 
-    /// Returns the parts that its descendants share with it.
+    /// Returns the parts that this communicator shares with its descendants.
     fn parts(&self) -> Parts {
         let context = Arc::clone(&self.context);
-        // All their ranks are ranks of this one, whose liveness probe knows them. The end of this one is not theirs.
+        // All ranks of the descendants are ranks of this communicator, so its liveness probe knows them. They do not
+        // end with this communicator.
         let (liveness_probe, end_notice) = (self.liveness_probe.clone(), None);
         Parts {
             library: self.library,
@@ -243,7 +246,7 @@ struct Attempt {
     data: Slot,
 }
 
-/// The configurations of the two, which NCCL may read until they are created.
+/// The configurations of the control and the data communicator, which NCCL may read until both are created.
 type Raws = [RawConfig; 2];
 
 impl Attempt {
@@ -263,7 +266,7 @@ impl Attempt {
         }
     }
 
-    /// Creates a communicator out of another one. An error ends the parent too, unless it is harmless.
+    /// Creates a communicator from another one. An error ends the parent too, unless it is harmless.
     fn descend(
         mut self,
         parent: &Arc<Inner>,
@@ -279,7 +282,8 @@ impl Attempt {
         parent.refuse_children_if_ended(&words)?;
         if self.of_revoked && !parent.revoked_by_nccl.load(Ordering::Acquire) {
             // NCCL itself would let the two share abort flags.
-            let reason = "it was shrunk with ShrinkMode::Abort, and only dropping it remains: split the communicator that the shrink made";
+            let reason =
+                "it was shrunk with ShrinkMode::Abort, and can only be dropped now: split the communicator that the shrink created";
             return Err(Error::unsupported(words, reason));
         }
         self.parent = Some(Arc::clone(parent));
@@ -322,7 +326,7 @@ impl Attempt {
         control::apart(&deadline, work).map_err(|error| Error::io(format!("{doing}: starting a thread"), error))
     }
 
-    /// Creates the two communicators. `kept` is filled with what must outlive the work in progress.
+    /// Creates the two communicators. Values that must outlive the work in progress are put into `kept`.
     fn make(
         &mut self,
         begin: impl FnOnce(ncclComm_t, *mut ncclComm_t, *mut ncclConfig_t) -> Answer,
@@ -344,7 +348,7 @@ impl Attempt {
         }
         let control = self.handle_of(|attempt| &attempt.control)?;
         self.settle(control)?;
-        // Meanwhile NCCL has put the settings of its files into the environment.
+        // By now NCCL has put the settings from its files into the environment.
         nccl::check_environment()?;
         self.split(control, &mut raws[1])?;
         let data = self.handle_of(|attempt| &attempt.data)?;
@@ -356,7 +360,7 @@ impl Attempt {
         self.control.close();
         self.data.close();
         if let Err(error) = watchdog::watch(&inner) {
-            let error = Error::io("starting the thread that watches over communicators", error);
+            let error = Error::io("starting the thread that watches communicators", error);
             inner.fail(error.clone(), ABORT_WAIT);
             return Err(error.into());
         }
@@ -416,7 +420,7 @@ impl Attempt {
         Ok(slot(self).handle())
     }
 
-    /// Returns why to give up.
+    /// Returns a reason to give up, if there is one.
     fn stop(&self) -> Option<Error> {
         if let Some(parent) = self.parent.as_ref().filter(|parent| parent.is_ended()) {
             return Some(parent.refuse(&|| self.doing.clone()));
@@ -433,8 +437,8 @@ impl Attempt {
         }
     }
 
-    /// Aborts what was begun. The communicator at work is aborted first, on this thread, which began the work; its
-    /// abort waits for that work.
+    /// Aborts what was begun. The communicator at work is aborted first, on this thread, because this thread began the
+    /// work; the abort waits for that work.
     fn give_up(&mut self, turn: Option<MutexGuard<'_, ()>>) {
         if self.parent_works
             && let Some(parent) = self.parent.as_ref().filter(|_| turn.is_some())

@@ -1,18 +1,20 @@
-//! Graphs into which a communicator's calls were captured: how many there are, and which of their calls are running.
+//! Tracks the graphs into which a communicator's calls were captured, and which of these calls are running.
 //!
-//! NCCL keeps a communicator while such a graph exists, and ending it before would wait forever. A launch of a graph is
-//! not a call of this crate, so nothing on the host begins when a captured call does.
+//! NCCL keeps a communicator while such a graph exists, and ending the communicator before that would wait forever. A
+//! launch of a graph is not a call of this crate, so nothing on the host begins when a captured call does.
 //!
-//! So each capture gets a *user object*: the driver calls its destructor when the graph, everything made from it and
+//! So each capture gets a *user object*, whose destructor the driver calls when the graph, everything made from it and
 //! all their launches are gone. And each captured call gets two small nodes around it, which write its number and then
-//! zero to a word of pinned memory. The host reads the word now and then, and marks what it has seen there. A mark that
-//! is still there at the next read means the same run of the same call, for every run overwrites it.
+//! zero to a word of pinned memory. From time to time, the host reads the word, and marks the number that it has seen
+//! there. If the mark is still there at the next read, the same run of the same call is still running, because every
+//! run overwrites it.
 //!
 //! Calls of one capture on one stream run one after the other, so they share a word; branches have words of their own.
 //! Launches of one executable graph follow each other by the driver's rules. If a program runs two executables of one
-//! graph at the same time, which NCCL forbids, the end of one hides the other. It is then seen late or not at all, but
-//! nothing is wrongly considered stuck. A launch that the driver refuses writes nothing. A graph that is launched after
-//! a capture failed in the middle of a call would leave a number behind; its communicator has ended by then.
+//! graph at the same time, which NCCL forbids, the end of one hides the other. That end is then noticed late or not at
+//! all, but no call is wrongly considered stuck. A launch that the driver refuses writes nothing. A graph that is
+//! launched after a capture failed in the middle of a call would leave a number behind; its communicator has ended by
+//! then.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -50,7 +52,7 @@ struct Record {
     is_gone: AtomicBool,
 }
 
-/// A call in a graph: its fingerprint, and how long it may take.
+/// A call in a graph: its fingerprint, and the longest time it may take.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CapturedCall {
     pub(super) label: [u64; 4],
@@ -71,7 +73,7 @@ pub(super) struct Launched {
 pub(super) struct Captured(Arc<Record>);
 
 impl LiveGraphs {
-    /// Returns how many captures still have a graph, or something made from one.
+    /// Returns the number of captures that still have a graph, or something made from it.
     pub(super) fn count(&self) -> usize {
         let records = self.living();
         records.iter().enumerate().filter(|(at, record)| records[..*at].iter().all(|other| other.capture != record.capture)).count()
@@ -108,7 +110,7 @@ impl LiveGraphs {
         Ok(record)
     }
 
-    /// Returns a new word. Called by one thread at a time, the one that has the communicator.
+    /// Returns a new word. Called by one thread at a time: the thread that has the communicator.
     fn word(&self, context: &Arc<CudaContext>) -> Result<Word, DriverError> {
         let page = lock(&self.page).clone();
         if let Some(word) = page.and_then(|page| page.word()) {
@@ -120,8 +122,8 @@ impl LiveGraphs {
         Ok(word)
     }
 
-    /// Returns the running captured call that has the least time left. Called only by the timekeeper: it marks what it
-    /// sees.
+    /// Returns the running captured call that has the least time left. Only the timekeeper may call this, because it
+    /// marks the numbers that it sees.
     pub(super) fn launched(&self, now: Instant) -> Option<Launched> {
         let left = |launched: &Launched| launched.limit.saturating_sub(now - launched.since);
         self.living().iter().filter_map(|record| record.launched(now)).min_by_key(left)
@@ -143,13 +145,13 @@ impl LiveGraphs {
     }
 }
 
-/// Gives a graph a reference to a record, which it gives back at its end.
+/// Gives a graph a reference to a record. The graph gives the reference back at its end.
 fn tie(record: &Arc<Record>, graph: sys::CUgraph) -> Result<(), DriverError> {
     let data = Arc::into_raw(Arc::clone(record)).cast_mut().cast::<c_void>();
     let flags = sys::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as u32;
     let mut object: sys::CUuserObject = std::ptr::null_mut();
     // SAFETY: the destructor may be called once, by any thread, with this data: a reference that is counted for it. The
-    // answer goes to a variable of ours.
+    // answer goes to our variable.
     let created = unsafe { sys::cuUserObjectCreate(&mut object, data, Some(graph_is_gone), 1, flags) }.result();
     if let Err(error) = created {
         // SAFETY: the driver did not take the reference that was counted above, so it is given back here, once.

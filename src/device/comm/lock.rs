@@ -1,4 +1,4 @@
-//! Serialises launches on a device. No lock is waited for without an end.
+//! Serialises launches on a device. Every wait for a lock is bounded.
 
 use std::marker::PhantomData;
 use std::num::NonZeroU64;
@@ -18,7 +18,7 @@ pub(crate) struct Device {
     pub(super) number: usize,
     uuid: [u8; 16],
     lock: Mutex<()>,
-    /// How many turns there were.
+    /// The number of turns so far.
     turns: AtomicU64,
     /// Whether a thread waited for the lock without success, and it has not been released since.
     is_held_long: AtomicBool,
@@ -43,7 +43,7 @@ impl<'a> Turn<'a> {
 impl Drop for Turn<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Before the lock is free, as fields are dropped afterwards.
+        // This runs before the lock is free, because fields are dropped afterwards.
         if self.device.is_held_long.load(Ordering::Relaxed) {
             self.device.is_held_long.store(false, Ordering::Relaxed);
         }
@@ -58,7 +58,7 @@ impl Device {
         Self { number, uuid, lock: Mutex::new(()), turns: AtomicU64::new(0), is_held_long: AtomicBool::new(false) }
     }
 
-    /// Returns the one entry of this device, whichever context it is used through.
+    /// Returns the one entry of this device, regardless of the context through which it is used.
     pub(crate) fn of(gpu: &Gpu) -> &'static Self {
         let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = devices.iter().find(|device| device.uuid == gpu.uuid) {
@@ -69,14 +69,14 @@ impl Device {
         device
     }
 
-    /// Waits for this thread's turn to launch on the device; returns `None` if the limit passes first. Some NCCL
-    /// settings require launches of several communicators to be serialised (`launchOrderImplicit`), and most launches
-    /// end at once.
+    /// Waits for this thread's turn to launch on the device; returns `None` if the limit passes first. Serialising the
+    /// launches of several communicators is required by some NCCL settings (`launchOrderImplicit`). Most launches end
+    /// at once.
     ///
-    /// The thread that has the turn may also wait for ranks to connect to, which may wait for another communicator's
-    /// call on this device. So no thread waits longer than a launch ever takes. After that the inner value is `None`:
-    /// the thread continues without the turn, and others do so at once until the turn is over. Nothing that is safe
-    /// depends on the turn.
+    /// But the thread that has the turn may wait for ranks to connect to, and these may wait for another communicator's
+    /// call on this device. So no thread waits longer than a launch ever takes. After that time the inner value is
+    /// `None`: the thread continues without the turn, and until the turn is over, other threads do so at once. Memory
+    /// safety does not depend on the turn.
     #[inline]
     pub(super) fn turn(&self, limit: Duration) -> Option<Option<Turn<'_>>> {
         match try_lock(&self.lock) {
@@ -109,7 +109,8 @@ impl Device {
     }
 }
 
-/// Locks, or gives up after `limit`. A free lock costs as much as ever; the clock is read only if it is not free.
+/// Locks, or gives up after `limit`. A free lock costs no more than usual: the clock is read only if the lock is not
+/// free.
 #[inline]
 pub(super) fn lock_within<T>(mutex: &Mutex<T>, limit: Duration) -> Option<MutexGuard<'_, T>> {
     try_lock(mutex).or_else(|| wait_for(mutex, limit))
@@ -139,8 +140,8 @@ pub(super) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
 }
 
-/// Pauses between two polls of a device or another thread: at first hardly at all, then asleep for a share of the time
-/// waited so far. So the end is seen late by at most that share. One value is for one wait.
+/// Pauses between two polls of a device or another thread. The first pauses are very short; later ones are sleeps for a
+/// share of the time waited so far. So the end is noticed late by at most that share. Each wait has its own value.
 ///
 /// While awake it does not yield the core: on a busy host, others would then keep the core for milliseconds, whereas a
 /// sleeping thread is woken at once.
@@ -152,7 +153,7 @@ pub(crate) struct BackOff {
     slack: Option<TimerSlack>,
 }
 
-/// What to do between two polls.
+/// The action between two polls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pause {
     Spin,
@@ -175,12 +176,12 @@ impl BackOff {
         self.rest_within(Duration::MAX);
     }
 
-    /// As [`BackOff::rest`], for no longer than `limit`.
+    /// Pauses like [`BackOff::rest`], for no longer than `limit`.
     pub(crate) fn rest_within(&mut self, limit: Duration) {
         self.rest_on(|nap| thread::sleep(nap.min(limit)));
     }
 
-    /// As [`BackOff::rest`], asleep on something that may wake the sleeper.
+    /// Pauses like [`BackOff::rest`], but sleeps on something that may wake the sleeper.
     pub(crate) fn rest_on(&mut self, sleep: impl FnOnce(Duration)) {
         self.looks = self.looks.saturating_add(1);
         let began = &mut self.began;
@@ -194,8 +195,8 @@ impl BackOff {
     }
 }
 
-/// Makes the kernel wake this thread when requested, and not up to 50 µs later. Dropping it restores the program's
-/// setting.
+/// Makes the kernel wake this thread at the requested time, and not up to 50 µs later. Dropping this value restores the
+/// program's setting.
 #[derive(Debug)]
 struct TimerSlack {
     before: Option<NonZeroU64>,
@@ -206,7 +207,7 @@ struct TimerSlack {
 impl TimerSlack {
     fn none() -> Self {
         let before = rustix::thread::current_timer_slack().ok().and_then(NonZeroU64::new);
-        // A kernel without this setting only wakes threads late.
+        // Without this setting, the kernel merely wakes the thread late.
         let _ = rustix::thread::set_current_timer_slack(Some(NonZeroU64::MIN));
         Self { before, _stays: PhantomData }
     }

@@ -1,15 +1,15 @@
-//! One NCCL communicator: how it is created, called, aborted and closed. A call starts no thread and needs no later
-//! NCCL call, and nothing waits forever.
+//! One NCCL communicator: its creation, its calls, its abort and its closing. A call starts no thread and needs no
+//! later NCCL call, and nothing waits forever.
 //!
-//! NCCL offers only one or the other. A communicator that *blocks* launches its calls on the calling thread, but an
-//! abort frees what a thread inside it still uses. One that does *not block* can be aborted, but starts a thread for
-//! every call (from 2.23.4 on). So there are two:
+//! With NCCL alone, either calls start threads or a wait may never end. A communicator that *blocks* launches its calls
+//! on the calling thread, but aborting it frees memory that a thread still inside an NCCL call uses. One that does *not
+//! block* can be aborted, but starts a thread for every call (from 2.23.4 on). So there are two:
 //!
 //! - the **control communicator** does not block, and nothing is ever launched on it. It is created from ids, and all
 //!   others are created from it;
 //! - the **data communicator** is split off it, and blocks. Calls go to it, on the calling thread. The control
 //!   communicator is configured to share its resources with its children (`splitShare`). So both have the same abort
-//!   flags, in host and device memory, and what they share is reference-counted.
+//!   flags, in host and device memory, and the shared resources are reference-counted.
 //!
 //! Why that is sound, according to NCCL's sources from 2.20.5 to 2.30.7:
 //!
@@ -18,18 +18,19 @@
 //!   error. The data communicator's own memory is not touched: it is aborted once no thread is inside
 //!   ([`state::InCallGuard`]). Until then its handle is valid.
 //! - *A deadline that passes* makes another thread abort (`watchdog.rs`), and the thread inside gets its error.
-//! - *Captured graphs* hold only the data communicator, so they cannot delay what releases streams. NCCL's last abort
-//!   waits until they are dropped, on a thread that no other thread waits for; closing is refused while they exist.
-//! - *Children* would share the flags too, and end with their parent. So each is a new control communicator: from a new
-//!   id, or by the calls for which NCCL creates separate flags (`ncclCommShrink`, `ncclCommGrow`, splits of a revoked
-//!   one).
-//! - *All other calls* may take as long as other ranks do. They run on threads of their own, for which the caller waits
+//! - *Captured graphs* hold only the data communicator, so they cannot delay the abort that releases streams. NCCL's
+//!   last abort waits until they are dropped, on a thread that no other thread waits for; closing is refused while they
+//!   exist.
+//! - *Children* would also share the flags, and end with their parent. So each child starts as a new control
+//!   communicator: from a new id, or by the calls for which NCCL creates separate flags (`ncclCommShrink`,
+//!   `ncclCommGrow`, splits of a revoked one).
+//! - *All other calls* may take as long as other ranks do. They run on separate threads, for which the caller waits
 //!   until its deadline (`control.rs`).
-//! - *`ncclCommRevoke`* frees what a call in progress uses (up to 2.30.7). The control communicator has no such call
-//!   while its turn is held, and the gate keeps threads out of the data communicator.
+//! - *`ncclCommRevoke`* frees memory that a call in progress uses (up to 2.30.7). The control communicator has no such
+//!   call while its turn is held, and the gate keeps threads out of the data communicator.
 //!
 //! Two ranks may make the first calls of two communicators of one device in opposite orders; each then waits inside
-//! NCCL for the other. So the lock of a device, which serialises launches, is never waited for long
+//! NCCL for the other. So no thread waits long for the lock of a device, which serialises launches
 //! ([`lock::Device::turn`]). Which threads may be inside a communicator is decided by its own locks.
 
 #![expect(unsafe_code, reason = "NCCL is C")]
@@ -77,8 +78,8 @@ pub(crate) use self::stream_position::StreamPosition;
 
 /// An NCCL communicator. Any thread may use it; one call is made at a time.
 ///
-/// An error other than a wrong argument ends it. It is aborted, so that work on streams which waits for other ranks
-/// returns. All later calls are refused, with the first error as the cause.
+/// An error other than a wrong argument ends it. It is aborted, so that work on streams that waits for other ranks
+/// ends. All later calls are refused, with the first error as the cause.
 #[derive(Debug)]
 pub(crate) struct NcclComm {
     inner: Arc<Inner>,
@@ -93,7 +94,7 @@ impl NcclComm {
         self.inner.world_size
     }
 
-    /// Returns its library.
+    /// Returns the library of the communicator.
     pub(crate) fn library(&self) -> &'static Library {
         self.inner.library
     }
@@ -103,12 +104,12 @@ impl NcclComm {
         self.inner.library.version()
     }
 
-    /// Returns the context in which it uses its device.
+    /// Returns the context in which the communicator uses its device.
     pub(crate) fn context(&self) -> &Arc<CudaContext> {
         &self.inner.context
     }
 
-    /// Returns NCCL's own handle, of the data communicator; null once it has ended.
+    /// Returns NCCL's own handle of the data communicator; null once the communicator has ended.
     pub(crate) fn handle(&self) -> ncclComm_t {
         self.inner.data.load(Ordering::Acquire)
     }
@@ -118,14 +119,14 @@ impl NcclComm {
         self.inner.is_revoked()
     }
 
-    /// Returns why queued work may not be done: the cause that later calls would report, or the end that another rank
-    /// reported. To learn it of a call, ask after the driver has reported the call as done.
+    /// Returns the reason why queued work may not be done: the cause that later calls would report, or the end that
+    /// another rank reported. To get a valid answer for a call, ask after the driver has reported the call as done.
     pub(crate) fn failure(&self) -> Option<Error> {
         let error = self.inner.cut_off(&|| self.inner.last_call(), Duration::ZERO)?;
         Some(if self.inner.is_over() { (*self.inner.cause()).clone() } else { error })
     }
 
-    /// Records the progress of calls there.
+    /// Records the progress of calls in `flight`.
     pub(crate) fn record_in(&self, flight: &Arc<Flight>) {
         self.inner.record_in(flight);
     }
@@ -148,8 +149,8 @@ impl NcclComm {
         self.inner.label(call.fingerprint());
     }
 
-    /// Sets what the other ranks were notified of for the calls that come now: whether they become part of a graph. A
-    /// call for which that turns out wrong is refused, until `None` is set.
+    /// Sets the announcement that the other ranks got about the next calls: whether they become part of a graph. Until
+    /// `None` is set, a call for which the announcement turns out wrong is refused.
     pub(crate) fn announce_capture(&self, is_captured: Option<bool>) {
         self.inner.announced.set(is_captured);
     }
@@ -159,9 +160,10 @@ impl NcclComm {
         self.inner.fail(error.clone(), ABORT_WAIT);
     }
 
-    /// Sets the error by which it is reported to have ended, whatever ends it: this rank is about to do so.
+    /// Sets the error that will be reported as the cause of the communicator's end, whatever ends it. This rank is
+    /// about to end it.
     pub(crate) fn will_fail(&self, error: &Error) {
-        // The first one counts, as for the errors that end it.
+        // The first error counts, as for the errors that end the communicator.
         let _ = self.inner.known_end.set(error.clone());
     }
 
@@ -191,12 +193,12 @@ impl NcclComm {
 pub(crate) type Part<'a> = (&'a NcclComm, &'a Arc<CudaStream>, &'a mut dyn FnMut(&Raw<'_>) -> std::result::Result<(), Refusal>);
 
 impl NcclComm {
-    /// Puts work on the stream, on this thread. Returns when it is there, which takes other ranks only if NCCL first
-    /// has to connect to them.
+    /// Puts work on the stream, on this thread. Returns when the work is there. This waits for other ranks only if NCCL
+    /// first has to connect to them.
     ///
-    /// `timeout` limits NCCL's part, earlier calls of other threads, and then the device. The device's time begins when
-    /// it has completed earlier calls with another timeout. Exceeding it ends the communicator. Streams of the kind
-    /// "the calling thread's own" are not watched.
+    /// `timeout` limits the time of NCCL and of other threads' earlier calls, and then separately that of the device.
+    /// The device's time begins when it has completed earlier calls with another timeout. Exceeding the timeout ends
+    /// the communicator. Streams of the kind "the calling thread's own" are not watched.
     ///
     /// # Safety
     ///
@@ -224,7 +226,7 @@ impl NcclComm {
 
 /// Puts the work of several calls, of one or several communicators, on their streams together.
 ///
-/// An error ends all of the communicators: some of the work may be on its way.
+/// An error ends all of the communicators, because some of the work may already be on its stream.
 ///
 /// # Safety
 ///
@@ -266,7 +268,7 @@ fn several(parts: &mut [Part<'_>], doing: &dyn Fn() -> String, timeout: Duration
     inners.sort_unstable_by_key(|inner| inner.number);
     inners.dedup_by_key(|inner| inner.number);
     if inners.iter().any(|inner| !std::ptr::eq(inner.library, inners[0].library)) {
-        return Err(Error::argument("group", "the communicators belong to two different NCCL libraries, and a group is made by one"));
+        return Err(Error::argument("group", "the communicators use two different NCCL libraries, but a group can use only one"));
     }
     let mut gates = Vec::with_capacity(inners.len());
     for inner in &inners {
@@ -275,7 +277,7 @@ fn several(parts: &mut [Part<'_>], doing: &dyn Fn() -> String, timeout: Duration
     let everyone: Vec<&Arc<Inner>> = inners.iter().collect();
     let mut captured = Vec::with_capacity(parts.len());
     if let Err((culprit, error)) = launch(parts, &everyone, &mut captured, doing, timeout) {
-        // While the gates are held: some of the work may be on its way, and is not counted.
+        // While the gates are held: some of the work may already be on its stream without being counted.
         everyone.iter().for_each(|inner| inner.tell(Some(&error)));
         for inner in everyone.iter().filter(|inner| !Arc::ptr_eq(inner, everyone[culprit])) {
             inner.fail(error.clone(), Duration::ZERO);
@@ -283,7 +285,7 @@ fn several(parts: &mut [Part<'_>], doing: &dyn Fn() -> String, timeout: Duration
         let ended = everyone[culprit].is_ended();
         return Err(if ended { error } else { everyone[culprit].end(error, doing) });
     }
-    // Also after an error: calls that are on a stream are counted.
+    // Even after an error: calls that are on a stream are counted.
     let mut outcome = Ok(());
     for ((comm, stream, _), captured) in parts.iter().zip(captured) {
         let place = inners.iter().position(|inner| Arc::ptr_eq(inner, comm.inner()));
@@ -309,7 +311,7 @@ fn launch(
     for device in devices {
         turns.push(device.turn(timeout).ok_or_else(|| (0, inners[0].timeout(doing(), timeout)))?);
     }
-    // Held until the group has ended: it uses all of them.
+    // Held until the group has ended, because the group uses all of the communicators.
     let mut guards = Vec::with_capacity(inners.len());
     for (index, inner) in inners.iter().enumerate() {
         guards.push(inner.begin_call(timeout).ok_or_else(|| (index, inner.refuse(doing)))?);

@@ -1,4 +1,4 @@
-//! Queries to the driver about calls that were made: how far their streams have come. The driver may delay the caller.
+//! Queries the driver for the progress of the streams of earlier calls. The driver may delay the caller.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,8 +22,8 @@ enum Progress {
 }
 
 impl Inner {
-    /// Queries NCCL and the driver, marks new work and publishes the progress of the old. An error of either ends the
-    /// communicator.
+    /// Queries NCCL and the driver, marks new work and publishes the progress of earlier work. An error of NCCL or the
+    /// driver ends the communicator.
     pub(in crate::device) fn probe(self: &Arc<Self>, now: Instant) {
         self.look();
         if let Err(error) = self.look_at_streams(now, STUCK)
@@ -33,7 +33,7 @@ impl Inner {
         }
     }
 
-    /// Queries the progress of the streams, once no other thread does.
+    /// Queries the progress of the streams, once no other thread is doing so.
     fn look_at_streams(&self, now: Instant, patience: Duration) -> std::result::Result<Progress, DriverError> {
         let Some(_looking) = lock_within(&self.watched.looking, patience) else { return Ok(Progress::Busy) };
         let oldest = self.oldest(now)?;
@@ -42,14 +42,14 @@ impl Inner {
 
     /// Returns the oldest calls that the device has not completed.
     fn oldest(&self, now: Instant) -> std::result::Result<Option<Outstanding>, DriverError> {
-        // Before any query: what is on record now was given to its tracker before.
+        // Before any query: a call that is on record now was given to its tracker before.
         let noted = self.flight().map_or(0, |flight| flight.device_calls_noted());
         let has_done = |tracker: u8, calls: u64| self.flight().into_iter().for_each(|flight| flight.device_has_done(tracker, calls));
         let trackers = {
             let trackers = self.trackers();
             if trackers.iter().all(|tracker| tracker.is_idle() && Arc::strong_count(tracker) > 1) {
                 trackers.iter().filter(|tracker| tracker.is_followed()).for_each(|tracker| has_done(tracker.number, noted));
-                // Calls that had nothing to put on a stream, or became part of a graph.
+                // These calls put nothing on a stream, or became part of a graph.
                 has_done(NO_TRACKER, noted);
                 return Ok(None);
             }
@@ -89,9 +89,9 @@ impl Inner {
         drop(unused);
     }
 
-    /// Makes a call by which NCCL forgets something, once the device has completed all recorded calls, and waits for
-    /// its end. If the device does not come to rest, the communicator is ended. Returns whether NCCL has forgotten it:
-    /// by this call, or because the communicator is gone.
+    /// Makes a call by which NCCL forgets a resource, once the device has completed all recorded calls, and waits for
+    /// the end of the call. If the device does not come to rest, the communicator is ended. Returns whether NCCL has
+    /// forgotten the resource: by this call, or because the communicator is gone.
     pub(in crate::device) fn manage_at_rest(
         self: &Arc<Self>,
         doing: &dyn Fn() -> String,
@@ -105,13 +105,13 @@ impl Inner {
             Err(error) => Err(self.end(driver::cuda_error(doing(), error), doing)),
         });
         if let Some(Err(error)) = &outcome {
-            crate::base::event::warn!(%error, "a call that gives something back to NCCL failed");
+            crate::base::event::warn!(%error, "a call that returns a resource to NCCL failed");
         }
         matches!(outcome, Some(Ok(()))) || self.is_gone_within(&Deadline::after(GONE_WAIT))
     }
 
-    /// Whether NCCL no longer knows memory that was passed to it in a failed call: it refused it and lives on, or has
-    /// ended and is gone.
+    /// Whether NCCL no longer knows memory that was passed to it in a failed call: either it refused the memory and the
+    /// communicator lives on, or the communicator has ended and is gone.
     pub(in crate::device) fn has_let_go(&self) -> bool {
         !self.is_ended() || self.is_gone_within(&Deadline::after(GONE_WAIT))
     }

@@ -1,4 +1,4 @@
-//! The state of a communicator: what it consists of, which thread may use it now, and how it ended.
+//! The state of a communicator: its parts, the thread that may use it now, and the cause of its end.
 
 use std::ffi::CString;
 use std::fmt::Debug;
@@ -28,8 +28,8 @@ pub(in crate::device) struct Inner {
     pub(super) library: &'static Library,
     pub(super) device: &'static Device,
     pub(super) context: Arc<CudaContext>,
-    /// The data communicator; null once it has been given back. It is used during an [`InCallGuard`], and taken away
-    /// when there is none.
+    /// The data communicator; null once it has been given back. It is used while an [`InCallGuard`] exists, and taken
+    /// away when none does.
     pub(super) data: AtomicPtr<ncclComm>,
     /// The control communicator; null once it has been given back. Only the holder of `control_turn` uses or takes it.
     pub(super) control: AtomicPtr<ncclComm>,
@@ -38,8 +38,8 @@ pub(in crate::device) struct Inner {
     pub(super) number: u64,
     pub(super) rank: usize,
     pub(super) world_size: usize,
-    /// Held for the whole of a call, also while it is in progress and no thread is inside NCCL. Holds the tracker of
-    /// the last call.
+    /// Held for the whole of a call, even while the call is in progress and no thread is inside NCCL. Holds the tracker
+    /// of the last call.
     pub(super) gate: Mutex<Option<Arc<StreamTracker>>>,
     trackers: Mutex<Vec<Arc<StreamTracker>>>,
     /// The number of the tracker of the last call.
@@ -48,40 +48,40 @@ pub(in crate::device) struct Inner {
     flight: OnceLock<Arc<Flight>>,
     /// Whether calls are refused permanently.
     pub(super) ended: AtomicBool,
-    /// Whether a thread aborts it, or has done so.
+    /// Whether a thread is aborting the communicator, or has done so.
     pub(super) aborting: AtomicBool,
     /// Whether streams and threads that waited for other ranks have been released, after an abort.
     pub(super) freed: AtomicBool,
-    /// Whether NCCL has reported that it gave everything back, of the data communicator and of the control
-    /// communicator. Set by the thread that got the answer.
+    /// Whether NCCL has reported that it gave all resources back: those of the data communicator, and those of the
+    /// control communicator. Set by the thread that got the answer.
     pub(super) data_gone: AtomicBool,
     pub(super) control_gone: AtomicBool,
     /// Whether only splits, shrinks and the end remain.
     pub(super) revoked: AtomicBool,
-    /// Whether NCCL knows that it is revoked: a communicator split off it then has separate abort flags.
+    /// Whether NCCL knows that the communicator is revoked: a communicator split off it then has separate abort flags.
     pub(super) revoked_by_nccl: AtomicBool,
     pub(super) failure: OnceLock<Arc<Error>>,
-    /// The error by which it is reported to have ended, whatever ends it, if that is known before.
+    /// The error that is reported as the cause of the end, whatever ends the communicator, if that is known in advance.
     pub(super) known_end: OnceLock<Error>,
-    /// How many threads are inside the data communicator, in the low bits ([`INSIDE`]), and above them the number of
+    /// In the low bits ([`INSIDE`]), the number of threads inside the data communicator; above them, the number of
     /// entries.
     pub(super) entries: AtomicU64,
-    /// How long the thread that is inside, or was last, may take, in nanoseconds.
+    /// The time that the thread that is inside, or was inside last, may take, in nanoseconds.
     entry_limit: AtomicU64,
-    /// How long the device may take for the last call and those before it with the same limit, in nanoseconds. Stored
-    /// under the lock of the device.
+    /// The time that the device may take for the last call, and for those before it with the same limit, in
+    /// nanoseconds. Stored under the lock of the device.
     limit: AtomicU64,
-    /// The number of that limit: how often another one was set. Stored with it.
+    /// The number of that limit: how often the limit was changed. Stored together with the limit.
     term: AtomicU64,
     /// The fingerprint of the last call. During a call it may mix words of two calls.
     label: [AtomicU64; 4],
-    /// What the other ranks were notified of for the calls that are made now.
+    /// The announcement to the other ranks about the calls that are being made.
     pub(super) announced: AnnouncedCapture,
     /// The source of knowledge about the other ranks, if there is one.
     pub(super) liveness_probe: Option<Arc<dyn LivenessProbe>>,
-    /// Where ranks report that they give up, if anywhere.
+    /// The channel on which ranks report that they give up, if there is one.
     pub(super) end_notice: Option<Arc<dyn EndNotice>>,
-    /// What the watchdog knows.
+    /// The state that the watchdog keeps.
     pub(super) watched: Watched,
     /// The graphs that calls became part of.
     pub(super) graphs: LiveGraphs,
@@ -154,7 +154,7 @@ impl Inner {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// Whether NCCL has given everything back, after the end.
+    /// Whether NCCL has given all resources back after the end.
     pub(super) fn is_gone(&self) -> bool {
         self.data_gone.load(Ordering::Acquire) && self.control_gone.load(Ordering::Acquire)
     }
@@ -164,13 +164,13 @@ impl Inner {
         self.is_ended() || self.revoked.load(Ordering::Acquire)
     }
 
-    /// Whether collectives are refused and the rest is not.
+    /// Whether collectives are refused but splits and shrinks are not.
     pub(super) fn is_revoked(&self) -> bool {
         self.revoked.load(Ordering::Acquire) && !self.is_ended()
     }
 
     /// Refuses collectives from now on. Their work is about to be cut off, after which NCCL and the driver report it as
-    /// done. So waits fail from here on, and unfinished calls are recorded as failed. The gate is held.
+    /// done. So from here on waits fail, and unfinished calls are recorded as failed. The gate is held.
     pub(super) fn refuse_collectives(&self) {
         self.revoked.store(true, Ordering::SeqCst);
         self.tell(None);
@@ -180,30 +180,30 @@ impl Inner {
     }
 
     /// Notifies other ranks that this rank's work is about to be cut off, with the error that ends the communicator.
-    /// This comes before NCCL's flags are raised: kernels then go on without waiting, and what they send may end other
-    /// ranks' calls, with success.
+    /// This happens before NCCL's flags are raised: after that, kernels continue without waiting, and the data that
+    /// they send may make other ranks' calls end as if successful.
     ///
-    /// A rank without such work can mislead no other rank, and sends no notification: others may have completed the
-    /// same calls, which must then count as successful.
+    /// A rank without such work cannot mislead any other rank, and sends no notification: others may have completed the
+    /// same calls, and these must count as successful.
     pub(super) fn tell(&self, error: Option<&Error>) {
         let Some(end_notice) = &self.end_notice else { return };
         // The thread that holds the gate may have launched a call that is not counted yet. A thread that revokes holds
-        // the gate itself, and has not.
+        // the gate itself, and has not launched one.
         let may_launch = error.is_some() && try_lock(&self.gate).is_none();
         if may_launch || self.graphs.count() > 0 || self.trackers().iter().any(|tracker| tracker.may_be_at_work()) {
             end_notice.post(error);
         }
     }
 
-    /// Returns why a wait for work that the device has done, or will do, fails: the communicator has ended here, or on
-    /// another rank that reported it. Call it after querying the driver: a report that came before the work was cut off
-    /// is then seen.
+    /// Returns the reason why a wait for work that the device has done, or will do, must fail: the communicator has
+    /// ended here, or on another rank that reported its end. Call it after querying the driver, so that a report from
+    /// before the work was cut off is seen.
     #[inline]
     pub(super) fn cut_off(self: &Arc<Self>, doing: &dyn Fn() -> String, waited: Duration) -> Option<Error> {
         if self.is_over() { Some(self.refuse(doing)) } else { self.told(doing, waited) }
     }
 
-    /// Returns what another rank has reported that ends waits here.
+    /// Returns the error that another rank has reported and that ends waits here.
     pub(super) fn told(self: &Arc<Self>, doing: &dyn Fn() -> String, waited: Duration) -> Option<Error> {
         match self.end_notice.as_ref()?.read(doing, waited)? {
             Notice::Ended(error) => {
@@ -214,7 +214,7 @@ impl Inner {
         }
     }
 
-    /// Returns why calls are refused.
+    /// Returns the reason why calls are refused.
     pub(super) fn cause(&self) -> Arc<Error> {
         let by = Peer::unknown(self.rank);
         let closed = || Arc::new(Error::Aborted { doing: "the communicator was revoked or closed".to_owned(), by });
@@ -250,8 +250,8 @@ impl Inner {
         self.inside_bound(driver::bind, doing, limit, work)
     }
 
-    /// As [`Inner::inside`], with the context made current in one of the driver's ways. Collectives name their device,
-    /// so for them any current context is enough.
+    /// Calls like [`Inner::inside`], after making the context current in one of the driver's ways. Collectives name
+    /// their device, so for them any current context is enough.
     #[inline]
     pub(super) fn inside_bound(
         self: &Arc<Self>,
@@ -266,8 +266,8 @@ impl Inner {
             self.call(bind, &guard, work)
         };
         match outcome {
-            // NCCL may have been made to return. What it has launched is not counted, so others are notified while the
-            // gate is held.
+            // An abort may have made NCCL return. The launches of this call are not counted, so others are notified
+            // while the gate is held.
             _ if self.is_ended() => {
                 self.tell(Some(&self.cause()));
                 Err(self.interruption(doing))
@@ -276,7 +276,7 @@ impl Inner {
         }
     }
 
-    /// Enters the data communicator on this thread; returns `None` if that has ended. The gate is held.
+    /// Enters the data communicator on this thread; returns `None` if it has ended. The gate is held.
     #[inline]
     pub(super) fn begin_call(&self, limit: Duration) -> Option<InCallGuard<'_>> {
         self.entry_limit.store(nanoseconds(limit), Ordering::Relaxed);
@@ -311,13 +311,13 @@ impl Inner {
         (entries & INSIDE != 0).then_some(entries >> INSIDE.trailing_ones())
     }
 
-    /// Returns how long the thread that is inside NCCL may take.
+    /// Returns the time that the thread inside NCCL may take.
     pub(super) fn entry_limit(&self) -> Duration {
         Duration::from_nanos(self.entry_limit.load(Ordering::Relaxed))
     }
 
-    /// Returns the error of the thread whose call ended with the communicator. A passed deadline and a lost peer become
-    /// its own.
+    /// Returns the error of the thread whose call ended with the communicator. A passed deadline and a lost peer are
+    /// reported as this call's own errors.
     #[cold]
     pub(super) fn interruption(&self, doing: &dyn Fn() -> String) -> Error {
         let mut error = (*self.cause()).clone();
@@ -329,8 +329,8 @@ impl Inner {
         error
     }
 
-    /// Ends the communicator if NCCL reports that something went wrong in the background. The control communicator
-    /// knows as much about that as the data communicator: the part that watches the network is shared.
+    /// Ends the communicator if NCCL reports that something went wrong in the background. The control communicator is
+    /// asked. It knows as much as the data communicator, because both share the part that watches the network.
     pub(in crate::device) fn look(self: &Arc<Self>) {
         if self.is_ended() {
             return;
@@ -349,8 +349,8 @@ impl Inner {
         }
     }
 
-    /// Sets how long the device may take for a call from here on. Calls already on streams keep their limit. One thread
-    /// makes calls.
+    /// Sets the time that the device may take for each call from here on. Calls already on streams keep their limit.
+    /// Only one thread makes calls at a time.
     #[inline]
     pub(super) fn allow(&self, limit: Duration) -> std::result::Result<(), Refusal> {
         let nanoseconds = nanoseconds(limit);
@@ -375,7 +375,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Returns what the device may take for calls that no mark stands behind yet.
+    /// Returns the limit of the device for calls that are not followed by a mark yet.
     pub(super) fn term(&self) -> Term {
         Term { number: self.term.load(Ordering::Relaxed), limit: self.limit() }
     }
@@ -404,7 +404,7 @@ impl Inner {
         self.last_tracker.load(Ordering::Relaxed)
     }
 
-    /// Records the calls' progress there.
+    /// Records the progress of calls in `flight`.
     pub(super) fn record_in(&self, flight: &Arc<Flight>) {
         let _ = self.flight.set(Arc::clone(flight));
     }
@@ -420,8 +420,8 @@ impl Inner {
         if let Some(known) = trackers.iter().find(|tracker| tracker.is(stream)) {
             return Arc::clone(known);
         }
-        // One of the numbers that no tracker has now, if possible. Calls on two trackers of one number are over when
-        // those of either are.
+        // A number that no tracker has now, if possible. If two trackers have the same number, calls on both count as
+        // ended when those on either have ended.
         let is_free = |number: &u8| trackers.iter().all(|tracker| tracker.number != *number);
         let number = (0..NO_TRACKER).find(is_free).unwrap_or(0);
         let tracker = Arc::new(StreamTracker::new(stream, number));
@@ -455,7 +455,7 @@ impl Inner {
         Call::from_fingerprint(words).map_or_else(|| format!("{who}: the last call"), |call| format!("{who}: {call}"))
     }
 
-    /// Returns how long the device may take for the last call.
+    /// Returns the time that the device may take for the last call.
     pub(in crate::device) fn limit(&self) -> Duration {
         Duration::from_nanos(self.limit.load(Ordering::Relaxed))
     }
@@ -487,7 +487,7 @@ impl Drop for InCallGuard<'_> {
 /// that.
 const INSIDE: u64 = 0xffff;
 
-/// What an entry adds to [`Inner::entries`]: one more entry, and one more thread inside.
+/// The amount that an entry adds to [`Inner::entries`]: one more entry, and one more thread inside.
 const ENTRY: u64 = (INSIDE + 1) | 1;
 
 /// Stands for no tracker.
@@ -498,11 +498,12 @@ pub(super) const NONE: *mut ncclComm = ptr::null_mut();
 
 /// The channel on which a communicator's ranks report that their work on devices is about to be cut off.
 pub(crate) trait EndNotice: Debug + Send + Sync {
-    /// Reports it, with the error that ends the communicator, or `None` if only work in flight is stopped. Does not
-    /// block. What this thread does next is ordered after it for every reader.
+    /// Reports that work is about to be cut off, with the error that ends the communicator, or `None` if only work in
+    /// flight is stopped. Does not block. For every reader, the report is ordered before the next actions of this
+    /// thread.
     fn post(&self, error: Option<&Error>);
 
-    /// Returns the first rank's report, to a caller that has waited for so long. Costs some nanoseconds while there is
+    /// Returns the first rank's report, to a caller that has waited for `waited`. Costs some nanoseconds while there is
     /// none.
     fn read(&self, doing: &dyn Fn() -> String, waited: Duration) -> Option<Notice>;
 }
@@ -510,20 +511,20 @@ pub(crate) trait EndNotice: Debug + Send + Sync {
 /// A rank's report of its end, as the error of the thread that waits here.
 #[derive(Debug)]
 pub(crate) enum Notice {
-    /// It ends the communicator.
+    /// The rank has ended the communicator.
     Ended(Error),
-    /// It has stopped work in flight: the communicator can still be shrunk.
+    /// The rank has stopped work in flight: the communicator can still be shrunk.
     Revoked(Error),
 }
 
 /// External knowledge of the ranks that a device waits for. NCCL reports nothing about a peer on the same host that has
 /// died or is stopped.
 pub(crate) trait LivenessProbe: Debug + Send + Sync {
-    /// Returns why `doing` will not end, if a rank is known to be gone. A waiting thread asks now and then, and passes
-    /// how long it has waited. The answer seldom takes some hundred milliseconds.
+    /// Returns the reason why `doing` will not end, if a rank is known to be gone. A waiting thread asks from time to
+    /// time, and passes the time that it has waited. In rare cases the answer takes some hundred milliseconds.
     fn trouble(&self, doing: &dyn Fn() -> String, waited: Duration) -> Option<Error>;
 
-    /// Returns which rank is gone, if NCCL reports that one is; `None` if all are there.
+    /// Returns the rank that is gone, when NCCL has reported that one is; `None` if all ranks are alive.
     fn culprit(&self, doing: &dyn Fn() -> String) -> Option<Error>;
 
     /// Returns the ranks that are known not to run at the moment. The error of a passed deadline names them.

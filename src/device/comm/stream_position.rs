@@ -1,4 +1,5 @@
-//! Waits until a stream has done its work so far. From such a wait a rank learns that its own calls there are over.
+//! Waits until a stream has done its work so far. From such a wait, a rank learns that its own calls on the stream have
+//! ended.
 
 use std::sync::Arc;
 
@@ -15,17 +16,18 @@ use crate::error::Result;
 /// A position in a stream, behind some of the communicator's calls.
 #[derive(Debug)]
 pub(crate) struct StreamPosition {
-    /// The event that marks it. `None` if the driver refused one: the position is then reached when the stream is idle.
+    /// The event that marks the position. `None` if the driver refused an event: the position is then reached when the
+    /// stream is idle.
     event: Option<Event>,
     stream: Arc<CudaStream>,
-    /// The tracker of the stream, if it has calls, and how many calls it had been given.
+    /// The tracker of the stream, if it has calls, and the number of calls that it had been given.
     calls: Option<(Arc<StreamTracker>, u64)>,
-    /// How many calls were on record.
+    /// The number of calls that were on record.
     noted: u64,
 }
 
 impl StreamPosition {
-    /// Whether the stream has reached it.
+    /// Whether the stream has reached the position.
     pub(crate) fn is_complete(&self) -> std::result::Result<bool, DriverError> {
         // The calling thread may not have used a device before.
         driver::bind_once(self.stream.context())?;
@@ -40,13 +42,13 @@ impl StreamPosition {
         Ok(complete)
     }
 
-    /// Whether nothing before it uses memory any longer: the stream has reached it, or the device runs nothing now. If
-    /// the driver does not report that now, it may later.
+    /// Whether no work before the position uses memory any longer: the stream has reached the position, or the device
+    /// runs nothing now. If the driver does not report that yet, it may do so later.
     pub(crate) fn is_passed(&self) -> bool {
         self.is_complete().unwrap_or_else(driver::is_final)
     }
 
-    /// As [`StreamPosition::is_passed`], but waits for it until the deadline.
+    /// Whether the position [is passed](StreamPosition::is_passed); waits for that until the deadline.
     pub(crate) fn is_passed_within(&self, deadline: &Deadline) -> bool {
         let mut back_off = BackOff::default();
         while !self.is_passed() {
@@ -60,20 +62,20 @@ impl StreamPosition {
 }
 
 impl NcclComm {
-    /// Returns the end of a stream's work so far. Nothing here can fail: work on the stream is followed, whatever the
-    /// driver reports.
+    /// Returns the end of a stream's work so far. This cannot fail: work on the stream is followed, whatever the driver
+    /// reports.
     pub(crate) fn position(&self, stream: &Arc<CudaStream>) -> StreamPosition {
         let calls = self.inner.tracker_of(stream).map(|tracker| (Arc::clone(&tracker), tracker.issued()));
         let noted = self.inner.flight().map_or(0, |flight| flight.device_calls_noted());
-        // Behind the calls that were counted.
+        // The event comes after the calls that were counted.
         let event = Event::new(stream.context()).and_then(|event| event.record(stream).map(|()| event));
         if let Err(error) = &event {
-            crate::base::event::warn!(?error, "the driver marks no place in a stream: the whole stream is waited for");
+            crate::base::event::warn!(?error, "the driver could not record an event in a stream: waiting for the whole stream");
         }
         StreamPosition { event: event.ok(), stream: Arc::clone(stream), calls, noted }
     }
 
-    /// Returns how the wait for a position has ended; `None` if it continues. A deadline that passes ends the
+    /// Returns the outcome of the wait for a position; `None` if the wait continues. A deadline that passes ends the
     /// communicator, so that the stream is released.
     ///
     /// Completed work is valid only if no rank had been cut off before. So other ranks' ends are queried afterwards.
@@ -104,21 +106,21 @@ impl NcclComm {
         self.wait(&self.position(stream), deadline)
     }
 
-    /// As [`NcclComm::wait_for`], but if that fails, still waits until the stream has reached the position: the end of
-    /// a communicator releases it. For memory that its owner takes back when this returns.
+    /// Waits like [`NcclComm::wait_for`], but even after a failure waits until the stream has reached the position: the
+    /// end of a communicator releases the stream. Used for memory that its owner takes back when this returns.
     pub(crate) fn outlast(&self, stream: &Arc<CudaStream>, deadline: &Deadline) -> Result<()> {
         let position = self.position(stream);
         let waited = self.wait(&position, deadline);
         if waited.is_err() && !position.is_passed_within(&Deadline::after(BACKEND_DROP_WAIT)) {
             crate::base::event::error!(
                 rank = self.rank(),
-                "a stream has not come free, and may still use the buffers of a call that has failed"
+                "a stream has not become idle, and may still use the buffers of a call that has failed"
             );
         }
         waited
     }
 
-    /// Waits for a position, as [`NcclComm::wait_for`].
+    /// Waits for a position like [`NcclComm::wait_for`].
     pub(crate) fn wait(&self, position: &StreamPosition, deadline: &Deadline) -> Result<()> {
         let doing = || format!("waiting on the device for {}", self.inner.last_call());
         let mut back_off = BackOff::default();

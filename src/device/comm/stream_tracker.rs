@@ -11,45 +11,46 @@ use cudarc::driver::{CudaContext, CudaStream, DriverError};
 use crate::base::tuning::device::MARKS;
 use crate::device::driver::{self, Event};
 
-/// One stream that a communicator uses. Its numbers are read without a lock: the holder of the marks' lock may be stuck
-/// in the driver.
+/// One stream that a communicator uses. Its numbers are read without a lock, because the holder of the marks' lock may
+/// be stuck in the driver.
 #[derive(Debug)]
 pub(super) struct StreamTracker {
     pub(super) stream: Arc<CudaStream>,
-    /// The recorder's number for it.
+    /// The recorder's number for the tracker.
     pub(super) number: u8,
-    /// How many calls have been put on it.
+    /// The number of calls that have been put on the stream.
     issued: AtomicU64,
-    /// How many of them the newest mark stands behind.
+    /// The number of these calls that the newest mark covers.
     covered: AtomicU64,
-    /// How many calls there were when a capture last prevented a mark on the stream.
+    /// The number of calls at the time when a capture last prevented a mark on the stream.
     excused: AtomicU64,
-    /// How many calls are known to be done, because a thread waited for them.
+    /// The number of calls that are known to be done, because a thread waited for them.
     settled: AtomicU64,
-    /// How many marks the stream has not reached.
+    /// The number of marks that the stream has not reached.
     pending: AtomicUsize,
     marks: Mutex<Marks>,
 }
 
-/// How long calls may take: a limit that successive calls of one communicator shared, and its number among such limits.
+/// The time that calls may take: a limit that successive calls of one communicator share, and its number among such
+/// limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Term {
     pub(super) number: u64,
     pub(super) limit: Duration,
 }
 
-/// The term of unfinished calls, and since when they have been marked.
+/// The term of unfinished calls, and the time at which they were marked.
 pub(super) type Outstanding = (Term, Instant);
 
-/// An event on a stream behind calls that were put there.
+/// An event on a stream, after calls that were put there.
 #[derive(Debug)]
 struct Mark {
     event: Event,
-    /// When it was put there.
+    /// The time at which the event was put there.
     since: Instant,
-    /// How many calls were on record before.
+    /// The number of calls that were on record before.
     noted: u64,
-    /// The term of the calls, which all have the same.
+    /// The term of the calls, which is the same for all of them.
     term: Term,
 }
 
@@ -80,18 +81,18 @@ impl StreamTracker {
         self.stream.cu_stream() == stream.cu_stream()
     }
 
-    /// Counts a call that is on the stream now. One thread at a time does this, the one that has the communicator.
+    /// Counts a call that is on the stream now. One thread at a time does this: the thread that has the communicator.
     #[inline]
     pub(super) fn count(&self) {
         self.issued.store(self.issued.load(Ordering::Relaxed) + 1, Ordering::Release);
     }
 
-    /// Returns how many calls have been put on it.
+    /// Returns the number of calls that have been put on the stream.
     pub(super) fn issued(&self) -> u64 {
         self.issued.load(Ordering::Acquire)
     }
 
-    /// Notes that this many of its first calls are done. For a stream that differs on each thread this cannot be known.
+    /// Notes that the first `calls` calls are done. For a stream that differs on each thread, this cannot be known.
     pub(super) fn settle(&self, calls: u64) {
         if self.is_followed() {
             self.settled.fetch_max(calls, Ordering::AcqRel);
@@ -104,18 +105,18 @@ impl StreamTracker {
         !is_idle && self.settled.load(Ordering::Acquire) < self.issued()
     }
 
-    /// Whether calls were put on it that no mark stands behind.
+    /// Whether calls were put on the stream that no mark covers.
     pub(super) fn has_new_calls(&self) -> bool {
         self.covered.load(Ordering::Acquire) != self.issued.load(Ordering::Acquire)
     }
 
-    /// Returns how many calls are marked, if there are others that could be marked too.
+    /// Returns the number of marked calls, if there are other calls that could be marked.
     pub(super) fn unmarked_behind(&self) -> Option<u64> {
         let (covered, excused) = (self.covered.load(Ordering::Acquire), self.excused.load(Ordering::Acquire));
         (self.issued.load(Ordering::Acquire) > covered.max(excused)).then_some(covered)
     }
 
-    /// Whether its calls can be followed at all.
+    /// Whether the stream's calls can be followed at all.
     pub(super) fn is_followed(&self) -> bool {
         !driver::is_per_thread(&self.stream)
     }
@@ -126,10 +127,10 @@ impl StreamTracker {
         !self.has_new_calls() && self.pending.load(Ordering::Acquire) == 0
     }
 
-    /// Marks the stream's end. Its context is current.
+    /// Marks the end of the stream's work so far. The stream's context is current.
     ///
     /// `term` is evaluated after the calls were counted, under the lock of the marks. A thread that begins another term
-    /// first marks the counted calls, under that lock. So all calls behind the last mark have the term that is found.
+    /// first marks the counted calls, under that lock. So all calls after the last mark have the term that is found.
     pub(super) fn mark(
         &self,
         context: &Arc<CudaContext>,
@@ -147,8 +148,8 @@ impl StreamTracker {
         if !driver::capture_status(&self.stream)? {
             let event = marks.spare.pop().map_or_else(|| Event::new(context), Ok)?;
             event.record(&self.stream)?;
-            // The stream's owner may have begun a capture in between. The mark then belongs to it. That is harmless as
-            // long as the mark is not queried, which would end the capture.
+            // The stream's owner may have begun a capture in between. The mark then belongs to that capture. This is
+            // harmless as long as the mark is not queried, because a query would end the capture.
             if !driver::capture_status(&self.stream)? {
                 marks.pending.push_back(Mark { event, since: now, noted, term });
                 self.pending.store(marks.pending.len(), Ordering::Release);
@@ -160,13 +161,14 @@ impl StreamTracker {
         Ok(())
     }
 
-    /// Whether it has as many marks as the watchdog may make.
+    /// Whether the stream has as many marks as the watchdog may make.
     pub(super) fn is_full(&self) -> bool {
         self.pending.load(Ordering::Acquire) >= MARKS
     }
 
-    /// Returns the term of the oldest unfinished call, and since when it has been marked. Also returns how many calls
-    /// were on record before the ones that completed since the last query, if any did. The context is current.
+    /// Returns the term of the oldest unfinished call, and the time at which it was marked. If calls have completed
+    /// since the last query, also returns the number of calls that were on record before their mark. The context is
+    /// current.
     pub(super) fn progress(&self) -> Result<(Option<Outstanding>, Option<u64>), DriverError> {
         let mut marks = self.marks();
         let mut done = None;
@@ -175,7 +177,7 @@ impl StreamTracker {
                 Ok(false) => return Ok((Some((*term, *since)), done)),
                 Ok(true) => done = Some(*noted),
                 // The mark belongs to a capture that began and ended around it, and proves nothing about the calls
-                // before it. Calls with no later mark behind them must be marked again.
+                // before it. Calls that no later mark covers must be marked again.
                 Err(DriverError(CUresult::CUDA_ERROR_CAPTURED_EVENT)) if marks.pending.len() == 1 => {
                     self.covered.store(0, Ordering::Release)
                 }

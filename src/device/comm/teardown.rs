@@ -1,9 +1,9 @@
-//! How communicators end: closed, revoked, aborted, or failed.
+//! The ways in which communicators end: close, revocation, abort, or failure.
 //!
 //! An abort begins with the control communicator, inside which no thread waits. NCCL raises the flags first, and the
 //! data communicator's kernels, and threads inside it, are released. Once no thread is left inside, the data
-//! communicator is aborted in its turn. The one exception is a thread that NCCL keeps inside the control communicator.
-//! No thread is then inside the data communicator, and its abort raises the same flags.
+//! communicator is aborted in its turn. There is one exception: NCCL may keep a thread inside the control communicator.
+//! In that case no thread is inside the data communicator, whose abort raises the same flags.
 
 #![expect(unsafe_code, reason = "NCCL is C")]
 
@@ -27,8 +27,8 @@ use crate::error::{Error, Peer, Result};
 
 impl NcclComm {
     /// Ends the communicator at once. Work on streams that waits for other ranks returns, and its results are invalid.
-    /// All ranks should do so. Any thread may, also while others are in a call, which then fails. A second abort does
-    /// nothing.
+    /// All ranks should abort. Any thread may do so, even while other threads are in a call; that call then fails. A
+    /// second abort does nothing.
     pub(crate) fn abort(&self) {
         let inner = self.inner();
         let by = Peer::unknown(inner.rank);
@@ -37,8 +37,8 @@ impl NcclComm {
 
     /// Stops work in flight and refuses collectives from now on; splits, shrinks and the end remain. Needs NCCL 2.28.7.
     ///
-    /// If a thread does not come out of a call, which then waits for other ranks, the communicator is aborted, and
-    /// nothing remains.
+    /// If a thread does not leave a call, because it waits for other ranks, the communicator is aborted, and none of
+    /// these remain possible.
     pub(crate) fn revoke(&self, deadline: &Deadline) -> Result<()> {
         let inner = self.inner();
         let words = format!("revoking the communicator of rank {} of {}", inner.rank, inner.world_size);
@@ -47,7 +47,7 @@ impl NcclComm {
             return Err(inner.refuse(&doing));
         }
         if !inner.library.has("ncclCommRevoke") {
-            return Err(Error::unsupported(words, format!("it needs NCCL 2.28.7, and this is {}: abort instead", self.version())));
+            return Err(Error::unsupported(words, format!("it needs NCCL 2.28.7 or later, but this is {}: abort instead", self.version())));
         }
         let _gate = inner.gate_or_abort(&words, deadline)?;
         inner.refuse_collectives();
@@ -62,7 +62,7 @@ impl NcclComm {
         Ok(())
     }
 
-    /// Waits for work in flight, and gives everything back. All ranks call it; it may have to wait for them.
+    /// Waits for work in flight, and gives all resources back. All ranks call this, and it may have to wait for them.
     ///
     /// NCCL would wait for captured graphs to be dropped. If there are any, the communicator is not closed, and remains
     /// as it is.
@@ -99,15 +99,15 @@ impl NcclComm {
         Err(if first || inner.failure.get().is_none() { error } else { inner.interruption(&doing) })
     }
 
-    /// Refuses what NCCL would not do before captured graphs are dropped. The driver reports dropped graphs a little
-    /// late, so this waits for those reports.
+    /// Refuses an operation that NCCL would not do before captured graphs are dropped. The driver reports dropped
+    /// graphs a little late, so this waits for those reports.
     pub(crate) fn refuse_live_graphs(&self, call: &'static str) -> Result<()> {
         match self.inner.live_graphs_within(&Deadline::after(ANSWER_WAIT)) {
             0 => Ok(()),
             graphs => {
                 let reason = format!(
                     "{graphs} CUDA graphs hold calls of this communicator, and NCCL would wait for their end: drop them first; nothing has \
-                     happened yet, and the communicator works on"
+                     been closed, and the communicator still works"
                 );
                 Err(Error::argument(call, reason))
             }
@@ -129,7 +129,7 @@ impl Drop for NcclComm {
             if !self.inner.is_ended() {
                 crate::base::event::error!(
                     rank = self.rank(),
-                    "dropped with calls that other ranks have not made: it is aborted, their results are worth nothing"
+                    "dropped with calls that other ranks have not made: it is aborted, and the results of those calls are invalid"
                 );
             }
             self.abort();
@@ -152,16 +152,16 @@ impl Inner {
         self.end(self.timeout(doing(), elapsed), doing)
     }
 
-    /// Ends the communicator with an error, and returns the caller's error: the same, unless another one had ended it
-    /// before.
+    /// Ends the communicator with an error, and returns the error for the caller. It is the same one, unless another
+    /// error had ended the communicator before.
     pub(super) fn end(self: &Arc<Self>, error: Error, doing: &dyn Fn() -> String) -> Error {
         let error = self.explained(error);
         let first = self.fail(error.clone(), ABORT_WAIT);
         if first || error.is_poisoned() { error } else { self.refuse(doing) }
     }
 
-    /// Ends the communicator with an error and aborts it, waiting no longer than `patience`. Returns whether it was the
-    /// first to do so. This thread calls neither the driver nor NCCL.
+    /// Ends the communicator with an error and aborts it, waiting no longer than `patience`. Returns whether this call
+    /// was the first to do so. This thread calls neither the driver nor NCCL.
     pub(in crate::device) fn fail(self: &Arc<Self>, error: Error, patience: Duration) -> bool {
         let error = self.known_end.get().cloned().unwrap_or(error);
         let closed = self.is_ended() && self.failure.get().is_none();
@@ -171,7 +171,7 @@ impl Inner {
             flight.device_has_failed(&error);
         }
         if !closed {
-            // Also if another thread was first, which may not have done so yet.
+            // Even if another thread was first: it may not have sent the notification yet.
             self.tell(Some(&error));
         }
         self.release(patience);
@@ -179,15 +179,15 @@ impl Inner {
     }
 
     /// Locks the gate for a call that stops others, which NCCL permits only while no thread is inside. If a thread does
-    /// not come out, the communicator is aborted.
+    /// not leave, the communicator is aborted.
     pub(super) fn gate_or_abort(self: &Arc<Self>, doing: &str, deadline: &Deadline) -> Result<MutexGuard<'_, Option<Arc<StreamTracker>>>> {
         lock_within(&self.gate, deadline.remaining().min(FENCE)).ok_or_else(|| {
-            let what = format!("{doing}, which a call that waits for other ranks does not let happen: it is aborted instead");
+            let what = format!("{doing}, which is blocked by a call that waits for other ranks: it is aborted instead");
             self.end(Error::Aborted { doing: what, by: Peer::unknown(self.rank) }, &|| doing.to_owned())
         })
     }
 
-    /// Whether NCCL has both communicators back.
+    /// Whether both communicators have been given back to NCCL.
     fn is_given_back(&self) -> bool {
         self.data.load(Ordering::Acquire).is_null() && self.control.load(Ordering::Acquire).is_null()
     }
@@ -249,7 +249,7 @@ impl Inner {
         Ok(done)
     }
 
-    /// Returns why to give up work in progress.
+    /// Returns the reason to give up work in progress, if there is one.
     fn why_stop(&self, doing: &str, deadline: &Deadline) -> Option<Error> {
         let doing = || doing.to_owned();
         if self.failure.get().is_some() {
@@ -259,8 +259,8 @@ impl Inner {
         self.trouble(&doing, deadline.elapsed()).or_else(late)
     }
 
-    /// Aborts the communicator, and waits no longer than `patience` for streams and threads to be released: NCCL may
-    /// not return from the abort.
+    /// Aborts the communicator, and waits no longer than `patience` for streams and threads to be released, because
+    /// NCCL may not return from the abort.
     fn release(self: &Arc<Self>, patience: Duration) {
         if self.is_given_back() {
             return;
@@ -274,7 +274,8 @@ impl Inner {
         }
     }
 
-    /// Aborts it on another thread. This thread does so only if the timekeeper, which must not wait, cannot try again.
+    /// Aborts the communicator on another thread. This thread does so only if the timekeeper, which must not wait,
+    /// cannot try again.
     pub(super) fn start_abort(self: &Arc<Self>) {
         let inner = Arc::clone(self);
         let abort = move || inner.abort_now();
@@ -283,9 +284,10 @@ impl Inner {
         }
     }
 
-    /// Aborts both communicators. It has ended: no thread enters them any longer, except one that is about to leave.
+    /// Aborts both communicators. The end is already set: no thread enters them any longer, except one that is about to
+    /// leave.
     fn abort_now(&self) {
-        // A thread that holds the turn for long sees the end, unless NCCL keeps it.
+        // A thread that holds the turn for long notices the end, unless it is stuck inside NCCL.
         let first = lock_within(&self.control_turn, FENCE).map(|_turn| self.abort_control());
         self.freed.fetch_or(first.is_some(), Ordering::AcqRel);
         wait_until(|| self.is_left().then_some(()));
@@ -293,7 +295,7 @@ impl Inner {
         if !data.is_null() && control::abort(self.library, data) {
             self.data_gone.store(true, Ordering::Release);
         }
-        // That has raised the flags too, and threads inside come out.
+        // That has also raised the flags, and threads inside leave.
         first.unwrap_or_else(|| wait_until(|| lock_within(&self.control_turn, FENCE).map(|_turn| self.abort_control())));
         self.freed.store(true, Ordering::Release);
     }
@@ -319,15 +321,15 @@ impl Inner {
             let answer = unsafe { self.library.ncclCommFinalize(raw.handle) };
             nccl::check(self.library, raw.handle, FINALIZE, answer).map_err(refused)?;
         }
-        // All streams have completed: what ended calls there is known now.
+        // All streams have completed, so it is known now whether anything ended calls there.
         if let Some(error) = self.told(&|| doing.to_owned(), deadline.elapsed()) {
             return Err(error);
         }
         if self.ended.swap(true, Ordering::SeqCst) {
             return Err(self.interruption(&|| doing.to_owned()));
         }
-        // An abort may come meanwhile; it finds nothing here, and releases this thread if it hangs. If this fails, the
-        // thread may be left in a group: another one then aborts the control communicator.
+        // An abort may come meanwhile; it finds no data communicator, and releases this thread if it hangs. If this
+        // call fails, the thread may be left inside a group; another thread then aborts the control communicator.
         self.destroy(&self.data, &self.data_gone).map_err(refused)?;
         let Some(_turn) = lock_within(&self.control_turn, deadline.remaining()) else {
             return Err(self.timeout(doing.to_owned(), deadline.elapsed()));
@@ -360,8 +362,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Closes a dropped communicator once the graphs that hold its calls are gone: until then they may be launched, and
-    /// it is watched.
+    /// Closes a dropped communicator once the graphs that hold its calls are gone: until then the graphs may be
+    /// launched, and the communicator is watched.
     fn close_behind_graphs(self: &Arc<Self>) {
         let inner = Arc::clone(self);
         let wait = move || {
@@ -371,7 +373,7 @@ impl Inner {
             }
             let deadline = Deadline::after(COMMUNICATOR_DROP_WAIT);
             let doing = format!("closing the communicator of rank {} of {}", inner.rank, inner.world_size);
-            // A registration may be dropped at the same time, which is another call.
+            // A registration may be dropped at the same time, and that is another call.
             let Some(_gate) = lock_within(&inner.gate, deadline.remaining()) else {
                 inner.fail(inner.timeout(doing, deadline.elapsed()), ABORT_WAIT);
                 return;
@@ -383,7 +385,7 @@ impl Inner {
         if thread::Builder::new().name("collectives-nccl".to_owned()).spawn(wait).is_err() {
             crate::base::event::error!(
                 rank = self.rank,
-                "dropped with captured graphs alive, and no thread to close it behind them: it is lost"
+                "dropped while captured graphs exist, and no thread could be started to close it after them: it is leaked"
             );
         }
     }

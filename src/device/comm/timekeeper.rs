@@ -1,5 +1,5 @@
-//! Deadlines of calls that were made, and lost ranks that calls wait for. Nothing here calls the driver or NCCL, or
-//! waits for a lock that is held during such a call.
+//! Watches the deadlines of calls that were made, and lost ranks that calls wait for. Nothing here calls the driver or
+//! NCCL, or waits for a lock that is held during such a call.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,17 +13,17 @@ use crate::error::Error;
 /// A wait in progress.
 #[derive(Debug, Clone)]
 struct Wait {
-    /// What is waited for, if not the last call.
+    /// The object of the wait, if it is not the last call.
     doing: Option<String>,
     since: Instant,
     limit: Duration,
-    /// When it was last known to be unfinished.
+    /// The time at which the wait was last known to be unfinished.
     known: Instant,
 }
 
 impl Wait {
-    /// Whether it has taken too long. Work that was unfinished when last queried may have ended since. So the prober
-    /// gets some time for another query before it is considered stuck.
+    /// Whether the wait has taken too long. Work that was unfinished when last queried may have ended since. So the
+    /// prober gets some time for another query before the work is considered stuck.
     fn is_overdue(&self, now: Instant) -> bool {
         self.known - self.since > self.limit || now - self.since > self.limit.saturating_add(STUCK)
     }
@@ -32,7 +32,7 @@ impl Wait {
 impl Inner {
     /// Ends the communicator if something has not ended in time, or waits for a rank that is gone.
     pub(in crate::device) fn keep_time(self: &Arc<Self>, now: Instant) {
-        // A launch first: it identifies its call best, even if others have been queued behind it.
+        // A launch comes first: it identifies its call best, even if others have been queued behind it.
         let waits = [self.launched(now), self.unfinished(now), self.inside_nccl(now)];
         if let Some(error) = waits.into_iter().flatten().find_map(|wait| self.trouble_of(&wait, now))
             && !self.is_ended()
@@ -64,14 +64,14 @@ impl Inner {
         Some(Wait { doing: Some(doing), since: launched.since, limit: launched.limit, known: now })
     }
 
-    /// Returns why a wait will not end, if that is known.
+    /// Returns the reason why a wait will not end, if it is known.
     fn trouble_of(&self, wait: &Wait, now: Instant) -> Option<Error> {
         let doing = || wait.doing.clone().unwrap_or_else(|| self.last_call());
         let waited = now - wait.since;
         if self.watched.is_stalled(wait.since, wait.limit, waited) {
             let (seconds, limit) = (waited.as_secs_f64(), wait.limit.as_secs_f64());
             let stalled = format!(
-                "the device has not done what was queued {seconds:.1} s ago, up to this call at most; giving up after {limit:.1} s"
+                "the device has not completed what was queued {seconds:.1} s ago (this call, or earlier ones); giving up after {limit:.1} s"
             );
             let (rank, call) = (self.rank, doing());
             let line = self.watched.is_long(waited).then(|| format!("rank {rank}: {call}: {stalled}"));
@@ -81,16 +81,16 @@ impl Inner {
         overdue.or_else(|| self.trouble(&doing, waited))
     }
 
-    /// Adds how long the driver has not answered, if it is held up.
+    /// Adds the time for which the driver has not answered, if it is held up.
     fn with_silence(&self, doing: String, wait: &Wait, now: Instant) -> String {
         let silence = now - wait.known;
         if silence < STUCK {
             return doing;
         }
-        format!("{doing}, and the driver has not answered for {:.1} s (another thread's call holds it up)", silence.as_secs_f64())
+        format!("{doing}, and the driver has not answered for {:.1} s (another thread's call blocks it)", silence.as_secs_f64())
     }
 
-    /// Sets after how long a call that the device has not completed is warned of; zero means never.
+    /// Sets the time after which there is a warning about a call that the device has not completed; zero means never.
     pub(in crate::device) fn warn_after(&self, after: Duration) {
         self.watched.warn_after(Some(after).filter(|after| !after.is_zero()));
     }
@@ -105,8 +105,8 @@ impl Inner {
         }
     }
 
-    /// Returns the error of a wait of this length, if a rank has reported that it gives up, or the liveness probe knows
-    /// one that is gone.
+    /// Returns the error of a wait of this length, if a rank has reported that it gives up, or if the liveness probe
+    /// knows a rank that is gone.
     pub(super) fn trouble(&self, doing: &dyn Fn() -> String, waited: Duration) -> Option<Error> {
         if let Some(Notice::Ended(error)) = self.end_notice.as_ref().and_then(|end_notice| end_notice.read(doing, waited)) {
             return Some(error);
@@ -114,7 +114,7 @@ impl Inner {
         self.liveness_probe.as_ref()?.trouble(doing, waited)
     }
 
-    /// Names the lost rank in NCCL's error about some other rank, if it is known.
+    /// If NCCL's error is about some other rank and the lost rank is known, names it in the error.
     pub(super) fn explained(&self, error: Error) -> Error {
         match &error {
             Error::Nccl { code, doing, .. } if *code == ncclResult_t::ncclRemoteError.0 => {

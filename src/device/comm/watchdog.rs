@@ -3,7 +3,7 @@
 //! For each device of the process, a *prober* queries the driver and NCCL. It may get stuck there: another thread's
 //! free, module or synchronisation call holds the driver's locks while a kernel waits for other ranks. One *timekeeper*
 //! queries neither. It relies on what the probers have published and what calls record themselves. So deadlines take
-//! effect, whatever the driver does.
+//! effect even if the driver does not answer.
 
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -123,14 +123,14 @@ fn let_go(communicator: Arc<Inner>) {
     if let Some(inner) = Arc::into_inner(communicator) {
         let inner = ManuallyDrop::new(inner);
         let drop_it = move || drop(ManuallyDrop::into_inner(inner));
-        // Without a thread it is leaked: otherwise all deadlines would wait for it.
+        // Without a thread the communicator is leaked: otherwise all deadlines would wait for its drop.
         if let Err(error) = thread::Builder::new().name("collectives-drop".to_owned()).spawn(drop_it) {
-            crate::base::event::error!(%error, "no thread to drop what is left of a communicator: its streams are lost");
+            crate::base::event::error!(%error, "no thread could be started to drop the rest of a communicator: its streams are leaked");
         }
     }
 }
 
-/// Returns how many timekeepers there are, and how many probers of a device.
+/// Returns the number of timekeepers, and the number of probers of a device.
 #[cfg(all(test, simgpu))]
 pub(super) fn threads(device: usize) -> (usize, usize) {
     let watch = lock();

@@ -1,5 +1,5 @@
-//! What the prober learns about a communicator and the timekeeper relies on: plain values behind locks. No thread holds
-//! them while it calls the driver, NCCL or others.
+//! The values that the prober learns about a communicator and on which the timekeeper relies. They are plain values
+//! behind locks. No thread holds these locks while it calls the driver, NCCL or other code.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,38 +11,38 @@ use super::stream_tracker::{Outstanding, Term};
 pub(super) struct Unfinished {
     pub(super) since: Instant,
     pub(super) limit: Duration,
-    /// When that query began: they were not complete then.
+    /// The time at which that query began: the calls were not complete then.
     pub(super) looked: Instant,
 }
 
 /// The progress of one communicator's calls.
 #[derive(Debug, Default)]
 pub(super) struct Watched {
-    /// Held while streams are queried, which may take as long as the driver takes.
+    /// Held while streams are queried. A query may take as long as the driver takes.
     pub(super) looking: Mutex<()>,
     unfinished: Mutex<Option<Unfinished>>,
-    /// The number of the oldest unfinished calls' limit, and since when nothing older has been outstanding.
+    /// The number of the oldest unfinished calls' limit, and the time since which nothing older has been outstanding.
     head: Mutex<Option<(u64, Instant)>>,
     /// The entry into NCCL that the timekeeper saw last, and when it first saw it.
     entry: Mutex<Option<(u64, Instant)>>,
-    /// How many calls were marked when the timekeeper saw others that were not, and when it first saw that.
+    /// The number of marked calls when the timekeeper saw unmarked ones, and the time at which it first saw that.
     unmarked: Mutex<Option<(u64, Instant)>>,
-    /// After how long an unfinished call is warned of (never, if not set), and the start of the wait that was warned of
-    /// last.
+    /// The time after which there is a warning about an unfinished call (never, if not set), and the start of the wait
+    /// that the last warning was about.
     stall: Mutex<(Option<Duration>, Option<Instant>)>,
 }
 
 impl Watched {
     /// Publishes the result of a query.
     ///
-    /// The time of the oldest calls counts from when nothing with another limit was outstanding before them. So a short
-    /// limit behind calls with a long one does not cut those off.
+    /// The time of the oldest calls counts from the moment when no earlier calls with another limit were outstanding.
+    /// So a short limit does not cut off earlier calls with a long one.
     pub(super) fn publish(&self, oldest: Option<Outstanding>, looked: Instant) -> Option<Unfinished> {
         let mut head = lock(&self.head);
         let unfinished = oldest.map(|(Term { number, limit }, since)| {
             let begun = match *head {
                 Some((known, begun)) if known == number => begun,
-                // Nothing was outstanding before.
+                // No call was outstanding before.
                 None => since,
                 Some(_) => looked,
             };
@@ -61,35 +61,35 @@ impl Watched {
         *lock(&self.unfinished)
     }
 
-    /// Returns since when calls have been unmarked; `behind` is the number of marked calls before them.
+    /// Returns the time since which calls have been unmarked; `behind` is the number of marked calls before them.
     pub(super) fn unmarked_since(&self, behind: Option<u64>, now: Instant) -> Option<Instant> {
         first_seen(&self.unmarked, behind, now)
     }
 
-    /// Returns since when, at least, one thread has been inside NCCL; `entry` is the number of its entry.
+    /// Returns a time since which one thread has been inside NCCL without a break; `entry` is the number of its entry.
     pub(super) fn inside_since(&self, entry: Option<u64>, now: Instant) -> Option<Instant> {
         first_seen(&self.entry, entry, now)
     }
 
-    /// Sets after how long a call that the device has not completed is warned of.
+    /// Sets the time after which there is a warning about a call that the device has not completed.
     pub(super) fn warn_after(&self, after: Option<Duration>) {
         lock(&self.stall).0 = after;
     }
 
-    /// Whether to warn now of a wait that began at `since` and may take `limit`. True once for each wait.
+    /// Whether to warn now about a wait that began at `since` and may take `limit`. True once for each wait.
     pub(super) fn is_stalled(&self, since: Instant, limit: Duration, waited: Duration) -> bool {
         let mut stall = lock(&self.stall);
         let is_late = stall.0.is_some_and(|after| waited >= after.min(limit / 2));
         is_late && stall.1.replace(since) != Some(since)
     }
 
-    /// Whether a wait is long enough to be warned of, whatever its limit.
+    /// Whether a wait is long enough for a warning, whatever its limit.
     pub(super) fn is_long(&self, waited: Duration) -> bool {
         lock(&self.stall).0.is_some_and(|after| waited >= after)
     }
 }
 
-/// Returns when a number was first seen, without another one in between.
+/// Returns the time at which a number was first seen, without another number in between.
 fn first_seen(seen: &Mutex<Option<(u64, Instant)>>, number: Option<u64>, now: Instant) -> Option<Instant> {
     let mut seen = lock(seen);
     let since = number.map(|number| seen.filter(|(known, _)| *known == number).map_or((number, now), |known| known));

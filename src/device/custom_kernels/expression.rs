@@ -8,7 +8,7 @@ use crate::error::Result;
 const LONGEST: usize = 4096;
 const DEEPEST: usize = 64;
 
-/// Functions that compute a value and nothing else.
+/// Functions that only compute a value.
 const FUNCTIONS: &[&str] = &[
     "abs",
     "llabs",
@@ -172,7 +172,7 @@ enum Open {
 /// `InvalidArgument`, with the refused token.
 pub(super) fn check(expression: &str) -> Result<()> {
     if expression.len() > LONGEST {
-        return Err(refused(expression, &format!("it has {} bytes, and {LONGEST} are allowed", expression.len())));
+        return Err(refused(expression, &format!("it has {} bytes; the limit is {LONGEST}", expression.len())));
     }
     let mut checker = Checker { next: Next::Operand, open: Vec::new(), conditions: vec![0] };
     let blank = [' ', '\t', '\n'];
@@ -195,7 +195,7 @@ fn refused(expression: &str, reason: &str) -> Error {
     Error::argument("CustomOp::with_expression", format!("{shown:?}: {reason}; {allowed}"))
 }
 
-/// Returns the first token of a text; the offending character if it does not begin with one.
+/// Returns the first token of a text, or the offending character if the text does not begin with a token.
 fn token(text: &str) -> std::result::Result<Token<'_>, &str> {
     let bytes = text.as_bytes();
     let is_word = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
@@ -215,7 +215,7 @@ fn token(text: &str) -> std::result::Result<Token<'_>, &str> {
     Err(&text[..length])
 }
 
-/// Returns the length of text that begins like a number, as a preprocessor reads it.
+/// Returns the length of the number at the start of a text, as a preprocessor reads it.
 fn number_len(bytes: &[u8]) -> usize {
     let mut length = 1;
     while let Some(byte) = bytes.get(length) {
@@ -228,7 +228,7 @@ fn number_len(bytes: &[u8]) -> usize {
     length
 }
 
-/// Whether it is a decimal or hexadecimal number of C.
+/// Whether the text is a decimal or hexadecimal number in C.
 fn is_number(text: &str) -> bool {
     let lower = text.to_ascii_lowercase();
     let is_suffix = |suffix: &str| ["", "u", "l", "ul", "lu", "ll", "ull", "llu"].contains(&suffix);
@@ -252,7 +252,7 @@ fn is_number(text: &str) -> bool {
 struct Checker {
     next: Next,
     open: Vec<Open>,
-    /// How many `?` wait for their `:`, outside and inside each open parenthesis.
+    /// The number of `?` that wait for their `:`, outside all parentheses and inside each open one.
     conditions: Vec<usize>,
 }
 
@@ -262,7 +262,7 @@ impl Checker {
     fn take(&mut self, token: Token<'_>) -> Verdict {
         match (self.next, token) {
             (Next::Arguments, Token::Operator("(")) => self.enter(Open::Arguments),
-            (Next::Arguments, _) => Err("stands where the arguments of a function are expected"),
+            (Next::Arguments, _) => Err("appears where the arguments of a function are expected"),
             (Next::Type, Token::Word(word)) if TYPES.contains(&word) => Ok(()),
             (Next::Type, Token::Operator("(")) => self.enter(Open::Group),
             (Next::Type, Token::Operator(")")) => {
@@ -272,10 +272,10 @@ impl Checker {
                 self.next = Next::Operand;
                 Ok(())
             }
-            (Next::Type, _) => Err("stands in a type: only casts to arithmetic types are allowed, no pointers"),
+            (Next::Type, _) => Err("appears in a type: only casts to arithmetic types are allowed, no pointers"),
             (Next::Operand, token) => self.operand(token),
             (Next::Operator, Token::Operator(operator)) => self.operator(operator),
-            (Next::Operator, _) => Err("stands where an operator is expected"),
+            (Next::Operator, _) => Err("appears where an operator is expected"),
         }
     }
 
@@ -284,10 +284,10 @@ impl Checker {
             Token::Number(_) | Token::Word("a" | "b" | "true" | "false") => Next::Operator,
             Token::Word(word) if TYPES.contains(&word) => Next::Type,
             Token::Word(word) if FUNCTIONS.contains(&word) => Next::Arguments,
-            Token::Word(_) => return Err("is not a value, a type or a function that is known"),
+            Token::Word(_) => return Err("is not a known value, type or function"),
             Token::Operator("+" | "-" | "!" | "~") => Next::Operand,
             Token::Operator("(") => return self.enter(Open::Group),
-            Token::Operator(_) => return Err("stands where a value is expected"),
+            Token::Operator(_) => return Err("appears where a value is expected"),
         };
         Ok(())
     }
@@ -295,7 +295,7 @@ impl Checker {
     fn operator(&mut self, operator: &str) -> Verdict {
         let waiting = self.conditions.last_mut().ok_or("closes a parenthesis that was not opened")?;
         match operator {
-            "(" | "!" | "~" => return Err("stands where an operator between two values is expected"),
+            "(" | "!" | "~" => return Err("appears where an operator between two values is expected"),
             ")" => {
                 if *waiting != 0 {
                     return Err("comes before the : of a condition");
@@ -303,7 +303,7 @@ impl Checker {
                 self.conditions.pop();
                 return self.open.pop().map(|_| ()).ok_or("closes a parenthesis that was not opened");
             }
-            "," if self.open.last() != Some(&Open::Arguments) => return Err("stands outside of a function's arguments"),
+            "," if self.open.last() != Some(&Open::Arguments) => return Err("appears outside of a function's arguments"),
             "?" => *waiting += 1,
             ":" => *waiting = waiting.checked_sub(1).ok_or("has no ? before it")?,
             _ => {}
@@ -314,7 +314,7 @@ impl Checker {
 
     fn enter(&mut self, open: Open) -> Verdict {
         if self.open.len() >= DEEPEST {
-            return Err("nests parentheses too deep");
+            return Err("nests parentheses too deeply");
         }
         self.open.push(open);
         self.conditions.push(0);

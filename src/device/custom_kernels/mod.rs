@@ -1,7 +1,7 @@
 //! Custom kernels: a CUDA C expression, compiled by NVRTC, or a PTX image.
 //!
-//! Both are loaded when an op is first used, which may take a second, and kept. A graph can capture only ops that were
-//! used before.
+//! Either is loaded when an op is first used, which may take a second, and then kept. A graph can capture only ops that
+//! were used before.
 
 #![expect(unsafe_code, reason = "the run-time compiler is C")]
 
@@ -46,7 +46,7 @@ struct Loaded {
 }
 
 impl CustomKernels {
-    /// Creates it without any kernels.
+    /// Creates an empty set of kernels.
     pub(crate) fn new(gpu: &Gpu) -> Self {
         Self { context: Arc::clone(&gpu.context), capability: gpu.capability, loaded: Vec::new() }
     }
@@ -56,7 +56,7 @@ impl CustomKernels {
     /// # Errors
     ///
     /// `InvalidArgument` for an invalid expression; `Unsupported` if there is no compiler or a graph is being captured;
-    /// `Config` with the compiler's text; `Cuda` if the driver refuses the image.
+    /// `Config`, with the compiler's text, if the expression does not compile; `Cuda` if the driver refuses the image.
     pub(crate) fn place(&mut self, code: &DeviceCode, element: TypeTag, stream: &CudaStream) -> Result<usize> {
         if let Some(place) = self.loaded.iter().position(|known| known.element == element && is_same(&known.code, code)) {
             return Ok(place);
@@ -68,7 +68,7 @@ impl CustomKernels {
         let (image, entry, what) = match code {
             DeviceCode::Expression(expression) => {
                 let TypeTag::Scalar(dtype) = element else {
-                    let reason = "an expression knows single elements; give the op a kernel with CustomOp::with_ptx";
+                    let reason = "an expression works only on single elements; give the op a kernel with CustomOp::with_ptx";
                     return Err(Error::unsupported(format!("a custom op by an expression on {element}"), reason));
                 };
                 let image = compile(&source(expression, dtype)?, self.capability, expression)?;
@@ -76,7 +76,7 @@ impl CustomKernels {
             }
             DeviceCode::Ptx { image, entry } => (image.to_string(), &**entry, format!("the caller's image with the kernel {entry:?}")),
         };
-        let image = CString::new(image).map_err(|_| Error::argument("CustomOp::with_ptx", "the image has a zero byte in it"))?;
+        let image = CString::new(image).map_err(|_| Error::argument("CustomOp::with_ptx", "the image contains a zero byte"))?;
         let module = Module::load(&self.context, &image, &what)?;
         let function = module.function(entry)?;
         self.loaded.push(Loaded { code: code.clone(), element, function, _module: module });
@@ -97,7 +97,7 @@ impl CustomKernels {
     ///
     /// # Errors
     ///
-    /// `Unsupported` if there is none.
+    /// `Unsupported` if there is no such kernel.
     pub(crate) fn function(&self, place: usize) -> Result<Function> {
         let none = || Error::unsupported("a custom op", format!("there is no kernel number {place}"));
         self.loaded.get(place).map(|loaded| loaded.function).ok_or_else(none)
@@ -120,12 +120,12 @@ fn source(expression: &str, dtype: DType) -> Result<String> {
     Ok(TEMPLATE.replace(ELEMENT, dtype.name()).replace(EXPRESSION, expression))
 }
 
-/// Compiles it to PTX that the device can run, with the run-time compiler.
+/// Compiles a source to PTX that the device can run, with the run-time compiler.
 fn compile(source: &str, capability: (i32, i32), expression: &str) -> Result<String> {
     if !driver::candidates("nvrtc").any(|name| opens(&name)) {
         return Err(Error::unsupported(format!("the expression {expression:?} on a device"), absent()));
     }
-    // No device gains from a newer target here, and old compilers support these.
+    // These kernels do not benefit from newer targets on any device, and old compilers support these targets.
     let target = match capability {
         (8.., _) => "compute_80",
         (7, 5..) => "compute_75",
@@ -139,19 +139,19 @@ fn compile(source: &str, capability: (i32, i32), expression: &str) -> Result<Str
             CompileError::CompileError { nvrtc, log, .. } => format!("{nvrtc:?}: {}", log.to_string_lossy().trim()),
             other => format!("{other:?}"),
         };
-        Error::config(format!("the expression {expression:?}"), format!("NVRTC does not compile it: {words}"))
+        Error::config(format!("the expression {expression:?}"), format!("NVRTC failed to compile it: {words}"))
     })?;
     Ok(ptx.to_src())
 }
 
-/// Whether a library of this name can be opened. cudarc would panic if it found none.
+/// Whether a library with this name can be opened. cudarc would panic if it found no library.
 fn opens(name: &str) -> bool {
     // SAFETY: opening the compiler runs its initialisers, which have no preconditions; that a file of this name is the
     // compiler is trusted, as by cudarc.
     unsafe { libloading::Library::new(name) }.is_ok()
 }
 
-/// Returns why there is no compiler, and what to do.
+/// Returns an explanation that there is no compiler, with advice.
 fn absent() -> String {
     let names: Vec<_> = driver::candidates("nvrtc").filter(|name| !name.contains("64")).collect();
     format!(

@@ -1,4 +1,4 @@
-//! Our kernels on one device: the images, loaded once, and how each kernel is launched.
+//! This crate's kernels on one device: the images, which are loaded once, and the launch of each kernel.
 
 #![expect(unsafe_code, reason = "kernels take addresses")]
 
@@ -110,8 +110,8 @@ impl Kernels {
     /// # Safety
     ///
     /// `function` is a fold of elements of `element_bytes`, of a module that remains loaded until the stream has passed
-    /// the call. Until then inputs and output are memory of the stream's device, and may be used there at that point of
-    /// the stream.
+    /// the call. Until then, inputs and output are memory of the stream's device, and may be used at that point of the
+    /// stream.
     pub(crate) unsafe fn fold(
         &self,
         function: Function,
@@ -167,7 +167,7 @@ impl Kernels {
         unsafe { self.launch(function, "a multiplication", count * dtype.size_bytes() as u64, stream, &mut parameters) }
     }
 
-    /// Makes every byte a truth value: what is neither 0 nor 1 becomes 1.
+    /// Makes every byte a truth value: a byte that is neither 0 nor 1 becomes 1.
     ///
     /// # Safety
     ///
@@ -179,7 +179,7 @@ impl Kernels {
         unsafe { self.launch(self.truth, "making truth values", bytes, stream, &mut parameters) }
     }
 
-    /// Fills memory with a repeated pattern, beginning at its `phase`-th byte.
+    /// Fills memory with a repeated pattern, beginning at the pattern's `phase`-th byte.
     ///
     /// # Safety
     ///
@@ -198,8 +198,8 @@ impl Kernels {
         unsafe { self.launch(self.fill, "filling memory", bytes, stream, &mut parameters) }
     }
 
-    /// Counts how many of `count` elements differ from a repeated pattern, beginning at its `phase`-th element, and
-    /// adds that to the number at `wrong`.
+    /// Counts how many of `count` elements differ from a repeated pattern, beginning at the pattern's `phase`-th
+    /// element. Adds the result to the number at `wrong`.
     ///
     /// # Safety
     ///
@@ -228,7 +228,7 @@ impl Kernels {
         unsafe { self.launch(self.check, "checking memory", bytes, stream, &mut parameters) }
     }
 
-    /// Puts a kernel on a stream, with as many blocks as `bytes` keep busy. The stream's context is bound.
+    /// Puts a kernel on a stream, with as many blocks as `bytes` can keep busy. The stream's context is current.
     ///
     /// # Safety
     ///

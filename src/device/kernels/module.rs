@@ -1,4 +1,4 @@
-//! Images on one device, and the kernels in them.
+//! Images that are loaded on one device, and the kernels in them.
 
 #![expect(unsafe_code, reason = "the CUDA driver is C")]
 
@@ -15,7 +15,7 @@ use crate::device::driver::{Gpu, bind, cuda_error, has};
 use crate::error::Error;
 use crate::error::Result;
 
-/// How much of the driver's text about an image is kept, in bytes.
+/// The number of bytes that are kept of the driver's text about an image.
 const LOG_BYTES: usize = 4096;
 
 /// An image that the driver has compiled for a device.
@@ -51,11 +51,11 @@ impl Function {
 }
 
 impl Module {
-    /// Loads an image: PTX text or a compiled one, with a NUL at its end. `what` names it in errors.
+    /// Loads an image, which is PTX text or compiled code, with a NUL at its end. `what` names the image in errors.
     ///
     /// # Errors
     ///
-    /// `Cuda` if the driver refuses it, with the text of its compiler.
+    /// `Cuda`, with the text of the driver's compiler, if the driver refuses the image.
     pub(crate) fn load(context: &Arc<CudaContext>, image: &CStr, what: &str) -> Result<Self> {
         let doing = || format!("loading {what} on device {}", context.ordinal());
         bind(context).map_err(|error| cuda_error(doing(), error))?;
@@ -70,15 +70,15 @@ impl Module {
     ///
     /// # Errors
     ///
-    /// `Cuda` if there is none of this name.
+    /// `Cuda` if there is no kernel with this name.
     pub(crate) fn function(&self, name: &str) -> Result<Function> {
         let doing = || format!("looking up the kernel {name:?}");
         bind(&self.context).map_err(|error| cuda_error(doing(), error))?;
-        let c_name = CString::new(name).map_err(|_| Error::config(format!("kernel {name:?}"), "a name has no NUL in it"))?;
+        let c_name = CString::new(name).map_err(|_| Error::config(format!("kernel {name:?}"), "the name contains a NUL"))?;
         // SAFETY: the module is loaded until `self` is dropped, and the name ends with a NUL.
         let function = unsafe { module::get_function(self.module, c_name) }.map_err(|error| cuda_error(doing(), error))?;
-        // The driver may postpone loading to the first launch, which could then wait for a kernel that waits for us. A
-        // query for an attribute makes it load now.
+        // The driver may postpone loading until the first launch, which could then wait for a kernel that in turn waits
+        // for this rank. A query for an attribute makes the driver load the function now.
         let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
         // SAFETY: the function is one of the module's.
         unsafe { function::get_function_attribute(function, attribute) }.map_err(|error| cuda_error(doing(), error))?;
@@ -95,11 +95,12 @@ impl Drop for Module {
     }
 }
 
-/// Returns the driver's refusal of an image, with its compiler's text, for which the driver is called a second time.
+/// Returns the error for an image that the driver has refused, with the text of the driver's compiler. To get the text,
+/// the driver is called a second time.
 fn refused(doing: String, error: DriverError, image: &CStr) -> Error {
     let mut failure = cuda_error(doing, error);
     if let (Error::Cuda { text, .. }, Some(log)) = (&mut failure, compiler_log(image)) {
-        text.push_str("; its compiler says: ");
+        text.push_str("; its compiler's log: ");
         text.push_str(&log);
     }
     failure
@@ -131,7 +132,7 @@ impl Family {
     /// Loads the image for a device.
     pub(super) fn load(&self, gpu: &Gpu) -> Result<Module> {
         let image = CStr::from_bytes_with_nul(self.image(gpu.capability).as_bytes())
-            .map_err(|_| Error::config(format!("image {}", self.name), "it does not end with its only NUL"))?;
+            .map_err(|_| Error::config(format!("image {}", self.name), "it does not contain exactly one NUL, at its end"))?;
         Module::load(&gpu.context, image, &format!("our kernels of the family {:?}", self.name))
     }
 }

@@ -1,4 +1,4 @@
-//! The names and parameters of our kernels, by family: one image each.
+//! The names and parameters of this crate's kernels, by family. Each family is one image.
 
 use crate::call::element::DType;
 use crate::device::plan::FoldOp;
@@ -6,7 +6,8 @@ use crate::device::plan::FoldOp;
 /// The number of element types.
 pub(super) const TYPES: usize = DType::ALL.len();
 
-/// The images of one family: for devices from 7.0 and from 8.0 on. The driver requires a NUL at the end.
+/// The images of one family: for devices with compute capability 7.0 or more, and for 8.0 or more. The driver requires
+/// a NUL at the end.
 #[derive(Debug)]
 pub(super) struct Family {
     pub(super) name: &'static str,

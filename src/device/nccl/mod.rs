@@ -1,4 +1,4 @@
-//! The only caller of nccl-sys: one function per call, errors with names.
+//! The only caller of nccl-sys: one function per NCCL call, with named errors.
 
 #![expect(unsafe_code, reason = "NCCL is C")]
 
@@ -21,11 +21,11 @@ use crate::error::Error;
 pub(crate) use self::raw::Raw;
 
 /// The oldest NCCL that is used. `comm/` needs a child that shares its parent's abort flags and outlives its parent's
-/// abort. 2.18 hangs in aborts beside other threads. 2.19.1 and 2.19.3 detach a thread in a slow abort, and free what
-/// it uses. 2.20.3 does not always connect children.
+/// abort. 2.18 hangs if it aborts while other threads are active. 2.19.1 and 2.19.3 detach a thread in a slow abort,
+/// and free memory that the thread uses. 2.20.3 does not always connect children.
 const OLDEST: Version = Version::new(2, 20, 5);
 
-/// Returns NCCL: the named file, or one that is already in the process or where the system's loader finds it.
+/// Returns NCCL: the named file, or a library that is already in the process or that the system's loader finds.
 pub(crate) fn library(explicit: Option<&NcclLibrary>) -> Result<&'static Library, String> {
     let library = match explicit {
         None => Library::open(),
@@ -39,22 +39,25 @@ pub(crate) fn library(explicit: Option<&NcclLibrary>) -> Result<&'static Library
 
 fn judge(found: Version, path: &str) -> Result<(), String> {
     let refusal =
-        || format!("NCCL {found} ({path}) is older than {OLDEST}, the oldest that can be used: install a newer one, or name its file");
+        || format!("NCCL {found} ({path}) is older than {OLDEST}, the oldest supported version: install a newer one, or name its file");
     if found < OLDEST { Err(refusal()) } else { Ok(()) }
 }
 
-/// The key with which this process's NCCL encrypts, in the form in which it was given. NCCL may continue to read it.
+/// The key with which this process's NCCL encrypts, in the form in which it was given. NCCL may read this key at any
+/// later time.
 static ENCRYPTION: Mutex<Option<CString>> = Mutex::new(None);
 
-/// Makes NCCL encrypt what it sends over TCP, in the whole process from now on, with a key of the job's secret. The
-/// error states why it cannot.
+/// Makes NCCL encrypt the data that it sends over TCP, in the whole process from now on, with a key derived from the
+/// job's secret. The error states why it cannot.
 pub(crate) fn encrypt(library: &Library, secret: &Secret) -> Result<(), String> {
     let digits: String = authentication::nccl_key(secret).iter().map(|byte| format!("{byte:02x}")).collect();
-    let key = CString::new(digits).map_err(|_| "a key with a zero in it".to_owned())?;
+    let key = CString::new(digits).map_err(|_| "the key contains a zero byte".to_owned())?;
     let mut given = event::lock(&ENCRYPTION);
     match &*given {
         Some(before) if *before == key => return Ok(()),
-        Some(_) => return Err("NCCL encrypts with another job's secret in this process; it has one key for all".to_owned()),
+        Some(_) => {
+            return Err("NCCL already encrypts with another job's secret in this process, and can have only one key per process".to_owned());
+        }
         None => {}
     }
     let mode = nccl_sys::ncclEncryptionMode_t::NCCL_ENCRYPTION_MODE_PSK.0 as c_int;
@@ -63,8 +66,8 @@ pub(crate) fn encrypt(library: &Library, secret: &Secret) -> Result<(), String> 
     // through the call. The key ends in a zero, and lives as long as the process once the call has succeeded.
     let answer = unsafe { library.ncclSetEncryption(&config) };
     if let Err(refusal) = check(library, nccl_sys::NCCL_COMM_NULL, "ncclSetEncryption", answer) {
-        let error = refusal.into_error("having NCCL encrypt its connections".to_owned());
-        return Err(format!("{error}; use an NCCL that can, 2.32.3 or later, or unset COLLECTIVES_ENCRYPT"));
+        let error = refusal.into_error("making NCCL encrypt its connections".to_owned());
+        return Err(format!("{error}; use NCCL 2.32.3 or later, or unset COLLECTIVES_ENCRYPT"));
     }
     *given = Some(key);
     Ok(())
@@ -75,13 +78,13 @@ pub(crate) fn encrypt(library: &Library, secret: &Secret) -> Result<(), String> 
 pub(crate) struct Refusal {
     call: &'static str,
     reason: Reason,
-    /// Whether it was one of a group, of which other calls may have been made.
+    /// Whether the call was one of a group, of which other calls may have been made.
     grouped: bool,
 }
 
 #[derive(Debug)]
 enum Reason {
-    /// NCCL's code, with the last text that it wrote, which may be about an older error.
+    /// NCCL's code, with the last text that NCCL wrote. The text may be about an older error.
     Code(ncclResult_t, String),
     Missing(MissingSymbol),
     Driver(DriverError),
@@ -140,7 +143,7 @@ pub(crate) fn refused(library: &Library, handle: ncclComm_t, call: &'static str,
     Refusal { call, reason: Reason::Code(code, last_error(library, handle, code)), grouped: false }
 }
 
-/// Returns NCCL's texts: the general one of the code, and the last one it wrote, if any.
+/// Returns NCCL's texts: the general text for the code, and the last text that it wrote, if there is one.
 fn last_error(library: &Library, handle: ncclComm_t, code: ncclResult_t) -> String {
     // SAFETY: any code may be passed; the string is the library's own and is never freed.
     let general = unsafe { library.ncclGetErrorString(code) }.ok();
@@ -157,7 +160,7 @@ fn last_error(library: &Library, handle: ncclComm_t, code: ncclResult_t) -> Stri
             text += words;
         }
     }
-    if text.is_empty() { "no words".to_owned() } else { text }
+    if text.is_empty() { "no description".to_owned() } else { text }
 }
 
 /// Returns the name of a code in `nccl.h`.
@@ -172,7 +175,7 @@ pub(crate) fn code_name(code: ncclResult_t) -> &'static str {
         ncclResult_t::ncclRemoteError => "ncclRemoteError",
         ncclResult_t::ncclInProgress => "ncclInProgress",
         ncclResult_t::ncclTimeout => "ncclTimeout",
-        _ => "a code that this crate does not know",
+        _ => "unknown code",
     }
 }
 
@@ -199,7 +202,7 @@ pub(crate) fn data_type(dtype: DType, version: Version) -> Option<ncclDataType_t
 /// Creates a new id, which is valid for one communicator.
 pub(crate) fn unique_id(library: &'static Library) -> Result<ncclUniqueId, Refusal> {
     let mut id = ncclUniqueId { internal: [0; nccl_sys::NCCL_UNIQUE_ID_BYTES] };
-    // SAFETY: the id is a variable of ours.
+    // SAFETY: the id is our variable.
     let answer = unsafe { library.ncclGetUniqueId(&mut id) };
     check(library, nccl_sys::NCCL_COMM_NULL, "ncclGetUniqueId", answer)?;
     Ok(id)
@@ -208,9 +211,9 @@ pub(crate) fn unique_id(library: &'static Library) -> Result<ncclUniqueId, Refus
 /// The purpose of an NCCL communicator; see `comm/`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// Making and ending others. It does not block, and children share its abort flags.
+    /// For creating and ending others. It does not block, and its children share its abort flags.
     Control,
-    /// Calls. It blocks, and has no children.
+    /// For calls. It blocks, and has no children.
     Data,
 }
 
@@ -218,7 +221,7 @@ pub(crate) enum Purpose {
 #[derive(Debug)]
 pub(crate) struct RawConfig {
     pub(crate) config: ncclConfig_t,
-    /// The strings that it points to, which must live as long as the communicator.
+    /// The strings that the configuration points to. They must live as long as the communicator.
     pub(crate) strings: [Option<CString>; 2],
 }
 
@@ -253,11 +256,11 @@ impl RawConfig {
     }
 }
 
-/// Refuses what NCCL would refuse without an explanation, and what is not supported.
+/// Refuses settings that NCCL would refuse without an explanation, and settings that are not supported.
 fn check_config(config: &NcclConfig) -> Result<(), Error> {
     match (config.min_ctas, config.max_ctas) {
         (Some(least), None) => {
-            let reason = "NCCL takes a minimum together with a maximum alone: set max_ctas, too";
+            let reason = "NCCL accepts a minimum only together with a maximum: also set max_ctas";
             return Err(Error::config(format!("NcclConfig::min_ctas {least}"), reason));
         }
         (Some(least), Some(most)) if least > most => {
@@ -267,19 +270,19 @@ fn check_config(config: &NcclConfig) -> Result<(), Error> {
     }
     for (name, share) in [("split_share", config.split_share), ("shrink_share", config.shrink_share)] {
         if share == Some(true) {
-            let reason = "communicators that share resources are aborted together, and each ends by itself here";
+            let reason = "communicators that share resources are aborted together, but each must end independently here";
             return Err(Error::config(format!("NcclConfig::{name} true"), reason));
         }
     }
     Ok(())
 }
 
-/// Refuses an environment that overrides the settings of the two communicators behind each one. NCCL reads it once, and
-/// also puts the settings of its files (`nccl.conf`) there.
+/// Refuses an environment that overrides the settings of the two NCCL communicators behind each communicator. NCCL
+/// reads it once, and also puts the settings of its files (`nccl.conf`) there.
 pub(crate) fn check_environment() -> Result<(), Error> {
     match NcclEnvironment::read().overrides {
         Some(setting) => {
-            let reason = "it overrides what each communicator is told, and some must block, or share, and some must not: unset it, in the \
+            let reason = "it overrides the settings of every communicator, but these must differ between communicators: unset it, in the \
                           environment and in nccl.conf";
             Err(Error::config(setting, reason))
         }
@@ -288,16 +291,15 @@ pub(crate) fn check_environment() -> Result<(), Error> {
 }
 
 fn c_string(name: &str, text: Option<&str>) -> Result<Option<CString>, Error> {
-    let convert = |text: &str| {
-        CString::new(text).map_err(|_| Error::config(format!("NcclConfig::{name} {text:?}"), "a name without a zero byte is expected"))
-    };
+    let convert =
+        |text: &str| CString::new(text).map_err(|_| Error::config(format!("NcclConfig::{name} {text:?}"), "the name contains a zero byte"));
     text.map(convert).transpose()
 }
 
 fn set(field: &mut c_int, name: &str, value: Option<u32>) -> Result<(), Error> {
     if let Some(value) = value {
         *field = c_int::try_from(value)
-            .map_err(|_| Error::config(format!("NcclConfig::{name} {value}"), format!("a number up to {} is expected", c_int::MAX)))?;
+            .map_err(|_| Error::config(format!("NcclConfig::{name} {value}"), format!("expected a number up to {}", c_int::MAX)))?;
     }
     Ok(())
 }
@@ -347,7 +349,7 @@ mod tests {
     #[test]
     fn a_refusal_says_what_was_being_done_which_call_and_why() {
         let error = code(6, "remote process exited").into_error("rank 1 of 2: all_reduce".to_owned());
-        assert_eq!(error.to_string(), "rank 1 of 2: all_reduce (ncclAllReduce): NCCL says 6 (ncclRemoteError): remote process exited");
+        assert_eq!(error.to_string(), "rank 1 of 2: all_reduce (ncclAllReduce): NCCL returned 6 (ncclRemoteError): remote process exited");
         let error = missing().into_error("revoking".to_owned());
         assert!(error.is_unsupported());
         assert!(error.to_string().contains("revoking") && error.to_string().contains("2.28.7"), "{error}");
@@ -457,7 +459,7 @@ mod tests {
     fn settings_that_nccl_would_refuse_or_that_tie_communicators_together_are_refused_in_words() {
         let config = NcclConfig::default;
         for (config, words) in [
-            (config().min_ctas(4), "set max_ctas, too"),
+            (config().min_ctas(4), "also set max_ctas"),
             (config().min_ctas(4).max_ctas(3), "more than max_ctas, 3"),
             (config().split_share(true), "split_share true"),
             (config().shrink_share(true), "shrink_share true"),

@@ -15,8 +15,8 @@ use nccl_sys::{
 use super::{Reason, Refusal, check, data_type};
 use crate::call::element::{DType, F8E4M3, F8E5M2};
 
-/// A communicator that this thread may call now: no other thread does, its handle is valid, and its context is current.
-/// It blocks: outside of a group, a call is on its stream when it returns.
+/// A communicator that this thread may call now: no other thread calls it, its handle is valid, and its context is
+/// current. The communicator blocks: outside of a group, a call is on its stream when it returns.
 ///
 /// Methods that take addresses are unsafe. The addresses are device memory of this communicator's device, long enough
 /// for the count, until the stream has completed the work. The stream is of the same context.
@@ -32,7 +32,7 @@ impl Raw<'_> {
         Self { library, handle, in_progress: Cell::new(false), lent: PhantomData }
     }
 
-    /// Fails if a call went on in the background, which a communicator that blocks never does.
+    /// Fails if a call continued in the background. With a communicator that blocks this never happens.
     #[inline]
     pub(in crate::device) fn check_done(&self) -> Result<(), Refusal> {
         if self.in_progress.get() { Err(not_blocking()) } else { Ok(()) }
@@ -265,19 +265,19 @@ impl Raw<'_> {
         self.done("ncclScatter", answer)
     }
 
-    /// Creates an op of this communicator that multiplies this rank's elements by a scalar, rounded to their type, and
-    /// sums. Floats only. It may be destroyed as soon as the calls that use it have been made.
+    /// Creates an op of this communicator that multiplies this rank's elements by a scalar, which is rounded to their
+    /// type, and sums the products. Floats only. It may be destroyed as soon as the calls that use it have been made.
     pub(crate) fn pre_mul_sum(&self, scalar: f64, dtype: DType) -> Result<ncclRedOp_t, Refusal> {
         const CALL: &str = "ncclRedOpCreatePreMulSum";
         let invalid = || Refusal {
             call: CALL,
-            reason: Reason::Code(ncclResult_t::ncclInvalidArgument, format!("there is no PreMulSum of {dtype} in this NCCL")),
+            reason: Reason::Code(ncclResult_t::ncclInvalidArgument, format!("this NCCL has no PreMulSum of {dtype}")),
             grouped: false,
         };
         let (mut bytes, code) = scalar_bytes(scalar, dtype).zip(data_type(dtype, self.version())).ok_or_else(invalid)?;
         let mut op = ncclRedOp_t::ncclNumOps;
         let host = ncclScalarResidence_t::ncclScalarHostImmediate;
-        // SAFETY: the scalar is a variable of ours with as many bytes as its type has; the call reads it before it
+        // SAFETY: the scalar is our variable with as many bytes as its type has; the call reads it before it
         // returns.
         let answer = unsafe { self.library.ncclRedOpCreatePreMulSum(&mut op, bytes.as_mut_ptr().cast(), code, host, self.handle) };
         self.done(CALL, answer)?;
@@ -294,8 +294,8 @@ impl Raw<'_> {
 
 #[cold]
 fn not_blocking() -> Refusal {
-    let text = "it goes on in the background on a communicator that was made to block: is NCCL_COMM_BLOCKING=0 set, in the environment or in \
-                nccl.conf? Unset it";
+    let text = "it continues in the background on a communicator that was created as blocking: is NCCL_COMM_BLOCKING=0 set, in the \
+                environment or in nccl.conf? Unset it";
     Refusal { call: "a call", reason: Reason::Code(ncclResult_t::ncclInProgress, text.to_owned()), grouped: false }
 }
 
@@ -311,7 +311,7 @@ fn queue(stream: CUstream) -> cudaStream_t {
     stream.cast()
 }
 
-/// Converts a rank to C's type. One that is out of range becomes negative, which NCCL refuses.
+/// Converts a rank to C's type. A rank that is out of range becomes negative, which NCCL refuses.
 fn number(rank: usize) -> c_int {
     c_int::try_from(rank).unwrap_or(-1)
 }

@@ -1,4 +1,4 @@
-//! The algorithm of a reduction: NCCL's own, or one of our kernels between two exchanges.
+//! The algorithm of a reduction: NCCL's own, or one of this crate's kernels between two exchanges.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ use crate::error::Result;
 const FLOAT8_VERSION: Version = Version::new(2, 24, 3);
 const FLOAT8_CAPABILITY: (i32, i32) = (9, 0);
 
-/// The inputs of the choice. They are the same on every rank, so that all choose alike.
+/// The inputs of the choice. They are the same on every rank, so that all ranks make the same choice.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Capabilities {
     /// The number of ranks.
@@ -24,8 +24,8 @@ pub(crate) struct Capabilities {
     pub(crate) capability: (i32, i32),
     /// Whether everything is folded in rank order.
     pub(crate) reproducible: bool,
-    /// The bytes from which NCCL's sum is so much faster than its mean that our own division pays; `None` if it never
-    /// is.
+    /// The number of bytes from which NCCL's sum followed by our own division is faster than NCCL's mean; `None` if it
+    /// never is.
     pub(crate) divides_from: Option<usize>,
 }
 
@@ -40,7 +40,7 @@ pub(crate) enum NcclOp {
     PreMulSum(f64),
 }
 
-/// An op that our kernels have.
+/// An op that this crate's kernels have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FoldOp {
     Sum,
@@ -58,7 +58,7 @@ impl FoldOp {
     pub(crate) const ALL: [FoldOp; 8] =
         [FoldOp::Sum, FoldOp::Prod, FoldOp::Min, FoldOp::Max, FoldOp::Avg, FoldOp::And, FoldOp::Or, FoldOp::Xor];
 
-    /// Returns its name, as in kernels' names.
+    /// Returns the op's name, as it appears in the names of kernels.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             FoldOp::Sum => "sum",
@@ -72,7 +72,7 @@ impl FoldOp {
         }
     }
 
-    /// Whether it works on bits, whatever the type.
+    /// Whether the op works on bits, regardless of the type.
     pub(crate) const fn is_bitwise(self) -> bool {
         matches!(self, FoldOp::And | FoldOp::Or | FoldOp::Xor)
     }
@@ -97,7 +97,7 @@ impl FoldOp {
 ///
 /// A sum of `f16` overflows at 65,504, so an `f16` mean is never computed from one.
 ///
-/// For reproducible results Sum, Prod, Avg and PreMulSum of floats are our folds, in rank order. The rest does not
+/// For reproducible results Sum, Prod, Avg and PreMulSum of floats are our folds, in rank order. The other ops do not
 /// depend on the order.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum DeviceAlgorithm {
@@ -111,8 +111,8 @@ pub(crate) enum DeviceAlgorithm {
 }
 
 impl DeviceAlgorithm {
-    /// Chooses the algorithm of an op on a type, for two ranks or more. `in_switch` is the total number of bytes of a
-    /// call that a switch can do; 0 for other calls.
+    /// Chooses the algorithm of an op on a type, for two ranks or more. `in_switch` is the total number of bytes if a
+    /// switch can do the call, and 0 otherwise.
     ///
     /// # Errors
     ///
@@ -178,7 +178,7 @@ impl fmt::Display for DeviceAlgorithm {
     }
 }
 
-/// Describes which algorithm each op takes for each type: one line for each op and algorithm.
+/// Describes the algorithm of each op for each type, with one line for each op and algorithm.
 pub(crate) fn explain(capabilities: &Capabilities) -> String {
     let mut lines = Vec::new();
     for op in ReduceOp::ALL {

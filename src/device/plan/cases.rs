@@ -1,4 +1,4 @@
-//! One collective of the model's ranks, compared byte by byte with what it should leave in memory.
+//! One collective of the model's ranks. The memory afterwards is compared byte by byte with the expected contents.
 
 use super::model::{BASE, Model, everyone, scratch};
 use super::step::{Plan, Ranks, Scratch};
@@ -9,7 +9,7 @@ use crate::call::element::TypeTag;
 use crate::call::job::Operands;
 use crate::call::{BlockLayout, Call, Collective};
 
-/// A collective, the same on all ranks except for arguments that only some of them have.
+/// A collective. It is the same on all ranks, except for arguments that only some ranks have.
 #[derive(Debug, Clone)]
 pub(crate) struct Case {
     pub(crate) kind: Collective,
@@ -18,7 +18,7 @@ pub(crate) struct Case {
     pub(crate) in_place: bool,
     /// The bytes of each rank's block; for calls without blocks, of the vector. For `all_to_all_v`, see `pairs`.
     pub(crate) blocks: Vec<usize>,
-    /// How many bytes each rank sends to each other.
+    /// The number of bytes that each rank sends to each other rank.
     pub(crate) pairs: Vec<Vec<usize>>,
     pub(crate) element_bytes: usize,
     pub(crate) scratch: usize,
@@ -42,7 +42,7 @@ impl Case {
         Self { kind, n, root: random.below(n), in_place, blocks, pairs, element_bytes, scratch, shifts: (0, 0) }
     }
 
-    /// Returns how many bytes this rank reads and writes, in separate buffers.
+    /// Returns the numbers of bytes that this rank reads and writes, in separate buffers.
     fn lengths(&self, me: usize) -> (usize, usize) {
         let (own, all) = (self.blocks[me], self.blocks.iter().sum());
         let at_root = |bytes: usize| if me == self.root { bytes } else { 0 };
@@ -72,7 +72,7 @@ impl Case {
         }
     }
 
-    /// Whether this rank has one buffer for both.
+    /// Whether this rank has one buffer for reading and writing.
     fn shares(&self, me: usize) -> bool {
         self.in_place && (me == self.root || !matches!(self.kind, Collective::Broadcast | Collective::Gather | Collective::Scatter))
     }
@@ -91,7 +91,7 @@ impl Case {
         (known(source, source_len), known(destination, destination_len))
     }
 
-    /// Returns how many bytes of memory a rank has, without the backend's.
+    /// Returns the number of bytes of a rank's memory, without the backend's memory.
     pub(crate) fn memory_len(&self) -> usize {
         let end = |me: usize| {
             let ((source, length), (destination, destination_len)) = self.buffers(me);
@@ -165,7 +165,7 @@ impl Case {
         expected
     }
 
-    /// Panics if memory differs from what is expected.
+    /// Panics if memory differs from the expected contents.
     pub(crate) fn compare(&self, me: usize, got: &[u8], expected: &[u8]) {
         if let Some(wrong) = got.iter().zip(expected).position(|(a, b)| a != b) {
             let (_, (destination, _)) = self.buffers(me);

@@ -1,8 +1,8 @@
 //! The parts of a device call, as plain values: the checked job, the algorithm of a reduction, and the steps of the
 //! call.
 //!
-//! Pure: no driver, no NCCL, no streams. A test runs the plans of all ranks over a model of their memories
-//! (`model.rs`).
+//! This module is pure: it uses no driver, no NCCL and no streams. A test runs the plans of all ranks over a model of
+//! their memories (`model.rs`).
 
 #![forbid(unsafe_code)]
 
@@ -34,14 +34,14 @@ pub(crate) type Job = job::Job<u64, u64, Reduction>;
 /// How elements are folded on a device.
 #[derive(Debug, Clone)]
 pub(crate) enum Reduction {
-    /// By NCCL or one of our kernels. The element type is the call's.
+    /// By NCCL or one of this crate's kernels. The element type is the call's.
     Builtin(ReduceOp),
     /// By a custom kernel.
     User(DeviceCode),
 }
 
-/// One checked message to or from a peer. NCCL has no tags and no shorter messages: both ends give the same length and
-/// one type.
+/// One checked message to or from a peer. NCCL has no tags and no shorter messages: both ends pass the same length and
+/// type.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Message {
     /// The other end.

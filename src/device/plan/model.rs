@@ -1,4 +1,4 @@
-//! A model of the ranks of a communicator: runs the plans of all of them over host memory, as devices and NCCL would.
+//! A model of the ranks of a communicator. It runs the plans of all ranks over host memory, as devices and NCCL would.
 
 use std::collections::VecDeque;
 
@@ -6,7 +6,8 @@ use super::algorithm::{FoldOp, NcclOp};
 use super::step::{FoldArguments, Folder, Plan, Ranks, Scratch, Step, StepEvent, StreamRole, Transfer};
 use crate::call::element::DType;
 
-/// The address of every rank's memory. All ranks share it, so that a peer's address shows by its content.
+/// The address of every rank's memory. All ranks use the same address, so a mix-up of ranks shows in the content of the
+/// memory.
 pub(crate) const BASE: u64 = 0x10_0000;
 
 /// One rank's memory, and the work that its side stream has not done yet.
@@ -53,7 +54,7 @@ impl Rank {
     }
 
     fn catch_up(&mut self, event: StepEvent) {
-        let last = self.side.iter().rposition(|step| *step == Step::Record(event)).expect("nobody records what is waited for");
+        let last = self.side.iter().rposition(|step| *step == Step::Record(event)).expect("no step records the event");
         for step in self.side.drain(..=last).collect::<Vec<_>>() {
             if !matches!(step, Step::Record(_)) {
                 self.run(&step);
@@ -109,7 +110,7 @@ impl Rank {
     }
 }
 
-/// Folds one element into another, for the few folds of the model. Custom ones are not commutative.
+/// Folds one element into another, for the few folds of the model. Custom folds are not commutative.
 pub(crate) fn combine(folder: Folder, a: &mut [u8], b: &[u8]) {
     match folder {
         Folder::Ours(FoldOp::Xor, _) => a.iter_mut().zip(b).for_each(|(a, b)| *a ^= b),
@@ -136,7 +137,7 @@ fn reduce(op: NcclOp, dtype: DType, a: &mut [u8], b: &[u8]) {
 }
 
 impl Model {
-    /// Creates ranks with these memories.
+    /// Creates ranks with the given memories.
     pub(crate) fn new(memories: Vec<Vec<u8>>) -> Self {
         let rank = |memory| Rank { memory, steps: VecDeque::new(), side: VecDeque::new() };
         Self { ranks: memories.into_iter().map(rank).collect(), wire: 0 }
@@ -193,12 +194,12 @@ impl Model {
         for (me, group) in groups.iter().enumerate() {
             for transfer in group {
                 if let Transfer::Receive { address, bytes, peer } = *transfer {
-                    let data = mail[peer * n + me].pop_front().expect("nobody sends what is received");
+                    let data = mail[peer * n + me].pop_front().expect("no rank has sent what this step receives");
                     self.ranks[me].range(address, bytes).copy_from_slice(&data);
                 }
             }
         }
-        assert!(mail.iter().all(VecDeque::is_empty), "something was sent that nobody receives");
+        assert!(mail.iter().all(VecDeque::is_empty), "a message was sent that no rank receives");
         for index in 0..collectives[0].len() {
             let calls: Vec<_> = collectives.iter().map(|calls| calls[index]).collect();
             self.collective(&calls);

@@ -1,4 +1,4 @@
-//! Collectives as NCCL has them, or composed of sends and receives if the loaded library is older.
+//! Collectives that NCCL implements, or that are composed of sends and receives if the loaded library is older.
 
 use super::algorithm::NcclOp;
 use super::step::{Plan, Ranks, Scratch, Step, StreamRole, Transfer};
@@ -17,7 +17,8 @@ pub(crate) struct Library {
     pub(crate) scatter: bool,
 }
 
-/// Returns the address and the bytes of each piece of a job's result on this rank; none if this rank gets none.
+/// Returns the address and the number of bytes of each piece of a job's result on this rank; empty if this rank gets no
+/// result.
 pub(crate) fn result(job: &Job, rank: usize) -> Vec<(u64, usize)> {
     let Operands { destination, destination_len, .. } = job.narrowed(rank);
     let goes_to_root = matches!(job.call.kind, Collective::Reduce | Collective::Gather | Collective::GatherV);
@@ -33,7 +34,7 @@ pub(crate) fn result(job: &Job, rank: usize) -> Vec<(u64, usize)> {
 pub(crate) fn alone(job: &Job, multiply: Option<(f64, DType)>) -> Plan {
     let Operands { mut source, source_len, mut destination, destination_len } = job.narrowed(0);
     if job.lists.is_some() {
-        // Its only block is the whole.
+        // Its only block is the whole buffer.
         (source, destination) = (job.source_at(0), job.destination_at(0));
     }
     let bytes = source_len.min(destination_len);
@@ -51,8 +52,8 @@ pub(crate) fn alone(job: &Job, multiply: Option<(f64, DType)>) -> Plan {
 ///
 /// # Errors
 ///
-/// `Unsupported` if the backend's scratch memory is too small; `InvalidArgument` for a layout that its kind does not
-/// have.
+/// `Unsupported` if the backend's scratch memory is too small; `InvalidArgument` for a layout that the kind of the call
+/// does not have.
 pub(crate) fn moving(job: &Job, ranks: Ranks, library: Library, scratch: Scratch) -> Result<Plan> {
     let Operands { source, destination, .. } = job.narrowed(ranks.me);
     let root = job.root();
@@ -95,7 +96,7 @@ pub(crate) fn moving(job: &Job, ranks: Ranks, library: Library, scratch: Scratch
 ///
 /// # Errors
 ///
-/// `InvalidArgument` for a layout that its kind does not have.
+/// `InvalidArgument` for a layout that the kind of the call does not have.
 pub(crate) fn reducing(job: &Job, op: NcclOp, dtype: DType, ranks: Ranks) -> Result<Plan> {
     let Operands { source, destination, .. } = job.narrowed(ranks.me);
     let size = dtype.size_bytes();
@@ -129,7 +130,7 @@ pub(crate) fn in_switch(job: &Job, n: usize) -> usize {
 ///
 /// # Errors
 ///
-/// Those of [`reducing`].
+/// The errors of [`reducing`].
 pub(crate) fn dividing(job: &Job, dtype: DType, ranks: Ranks) -> Result<Plan> {
     let (transfers, mut after) = match reducing(job, NcclOp::Sum, dtype, ranks)? {
         Plan::One(transfer) => (vec![transfer], Vec::new()),
@@ -145,12 +146,12 @@ pub(crate) fn dividing(job: &Job, dtype: DType, ranks: Ranks) -> Result<Plan> {
 }
 
 /// Returns messages as transfers. Empty messages are left out, on both ends; messages to this rank itself become
-/// copies. Received bytes of truth values are made valid, whatever arrived.
+/// copies. Bytes that are received as truth values are made valid.
 ///
 /// # Errors
 ///
-/// `InvalidArgument` if the messages that this rank sends to itself do not match those that it receives from itself. It
-/// would otherwise wait forever, or write an invalid value.
+/// `InvalidArgument` if the messages that this rank sends to itself do not match those that it receives from itself.
+/// The rank would otherwise wait forever, or write an invalid value.
 pub(crate) fn messages(messages: &[Message], me: usize) -> Result<(Vec<Transfer>, Vec<Step>)> {
     let (mut transfers, mut truths, mut sent, mut received) = (Vec::with_capacity(messages.len()), Vec::new(), Vec::new(), Vec::new());
     for message in messages.iter().filter(|message| message.bytes != 0) {
@@ -272,12 +273,12 @@ fn swap_stride(block: usize, n: usize, scratch: usize) -> usize {
     most.min(block.saturating_add(255) & !255)
 }
 
-/// Plans an exchange of every rank's block for every rank, in place: as much of each block as fits into scratch memory
-/// at a time.
+/// Plans an exchange of every rank's block for every rank, in place. At a time, it exchanges as much of each block as
+/// fits into scratch memory.
 fn swap(buffer: u64, block: usize, ranks: Ranks, scratch: Scratch) -> Result<Plan> {
     let most = swap_stride(block, ranks.n, scratch.bytes);
     if most == 0 {
-        let reason = format!("it needs at least {} B of scratch memory, and there are {} B", ranks.n, scratch.bytes);
+        let reason = format!("it needs at least {} B of scratch memory, but there are only {} B", ranks.n, scratch.bytes);
         return Err(Error::unsupported("all_to_all in place", reason));
     }
     let mut steps = Vec::new();

@@ -1,4 +1,4 @@
-//! The bytes that each rank folds, slab by slab. Pure arithmetic.
+//! The bytes that each rank folds, slab by slab. This is pure arithmetic.
 
 use crate::base::tuning::device_folds::{LEAST_SLAB_BYTES, SLABS};
 use crate::call::BlockLayout;
@@ -13,16 +13,16 @@ pub(super) struct Region {
     pub(super) bytes: usize,
 }
 
-/// How the vector is divided among the ranks.
+/// The division of the vector among the ranks.
 #[derive(Debug, Clone)]
 enum Shape {
-    /// All of it, over all ranks: `chunk` bytes each in every slab but the last.
+    /// The whole vector, divided over all ranks: `chunk` bytes for each rank in every slab except the last.
     Vector { bytes: usize },
     /// One block for each rank, of which `chunk` bytes are in a slab.
     Blocks { blocks: Vec<Region>, longest: usize },
 }
 
-/// The slabs of one fold. The same on every rank.
+/// The slabs of one fold, which are the same on every rank.
 #[derive(Debug, Clone)]
 pub(super) struct Slabs {
     shape: Shape,
@@ -32,7 +32,7 @@ pub(super) struct Slabs {
     unit: usize,
 }
 
-/// Returns the least number of bytes that is both whole elements and whole words of the device.
+/// Returns the smallest number of bytes that is a multiple of both the element and the device's word.
 pub(super) fn unit(element_bytes: usize) -> usize {
     let (mut a, mut b) = (element_bytes, ALIGNMENT);
     while b != 0 {

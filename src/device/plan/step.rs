@@ -1,10 +1,10 @@
-//! The steps of a call, as plain values: transfers by NCCL, and our own work between them.
+//! The steps of a call, as plain values: transfers by NCCL, and this rank's own work between them.
 
 use crate::call::element::DType;
 
 use super::algorithm::{FoldOp, NcclOp};
 
-/// One NCCL call. Addresses are of this rank's memory; lengths are in bytes if there is no type.
+/// One NCCL call. Addresses are in this rank's memory; lengths are in bytes if there is no type.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Transfer {
     AllReduce {
@@ -76,12 +76,12 @@ pub(crate) enum Transfer {
     },
 }
 
-/// The stream on which our own work runs.
+/// The stream on which this rank's own work runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StreamRole {
-    /// The stream of the call, on which NCCL's part runs too.
+    /// The stream of the call, on which NCCL's part also runs.
     Call,
-    /// A stream of the backend, beside it.
+    /// The backend's second stream.
     Side,
 }
 
@@ -114,8 +114,8 @@ pub(crate) struct FoldArguments {
 }
 
 impl FoldArguments {
-    /// Whether our kernels move 16 bytes at once: all addresses have the same remainder by 16. Otherwise they move
-    /// single elements.
+    /// Whether this crate's kernels move 16 bytes at once, because all addresses have the same remainder modulo 16.
+    /// Otherwise they move single elements.
     pub(crate) fn is_wide(&self) -> bool {
         let agrees = |address: u64| (address ^ self.output).is_multiple_of(16);
         let others = self.ranks - u32::from(self.own.is_some());
@@ -127,7 +127,7 @@ impl FoldArguments {
 /// A kernel that folds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Folder {
-    /// One of ours.
+    /// One of this crate's kernels.
     Ours(FoldOp, DType),
     /// A custom kernel, by its index among the loaded ones.
     User(usize),
@@ -183,7 +183,7 @@ pub(crate) enum Plan {
     Nothing,
     /// One NCCL call.
     One(Transfer),
-    /// One group of NCCL calls, which may be empty, then our own work.
+    /// One group of NCCL calls, which may be empty, then this rank's own work.
     Group { transfers: Vec<Transfer>, after: Vec<Step> },
     /// Several exchanges through the backend's memory.
     Steps(Vec<Step>),

@@ -1,13 +1,15 @@
-//! Compares counts of which each rank knows a part (`gather_v`, `scatter_v`, `all_to_all_v` and lists), before any data
-//! moves.
+//! Compares the counts of calls in which each rank knows only some of them (`gather_v`, `scatter_v`, `all_to_all_v` and
+//! lists), before any data moves.
 //!
-//! Each rank adds a number for each block that it sends, and subtracts one for each block that it expects. The number
-//! is a hash of sender, receiver and length. So the sum over all ranks is 0 if the ends of every transfer agree, and
-//! otherwise with a probability of 2⁻¹²⁸. One all-reduce of 16 bytes thus compares the counts of all ranks. It is the
-//! agreement on the call as well: one step in shared memory, and over links the messages of an agreement, with 16 bytes
-//! in each. If the sum is not 0, the ranks exchange their counts, and all return the same error.
+//! Each block has a number, which is a hash of its sender, receiver and length. Each rank adds the numbers of the
+//! blocks that it sends, and subtracts those of the blocks that it expects. If the two ends of every transfer agree,
+//! the sum over all ranks is 0. If not, it is 0 with a probability of only 2⁻¹²⁸. One all-reduce of 16 bytes thus
+//! compares the counts of all ranks. It also serves as the agreement on the call: it takes one step in shared memory
+//! and, over links, the messages of an agreement, each with 16 bytes. If the sum is not 0, the ranks exchange their
+//! counts, and all return the same error.
 //!
-//! Counts that were chosen to make the sum 0 do no harm: the ends of a link compare them again before accepting bytes.
+//! Even counts that were chosen to make the sum 0 do no harm: the ends of a link compare counts again before accepting
+//! bytes.
 
 use super::HostBackend;
 use super::job::Job;
@@ -32,7 +34,7 @@ impl HostBackend {
         Err(self.find_difference(job, call, deadline)?.into())
     }
 
-    /// Finds the first two ranks whose counts differ: the same two on every rank.
+    /// Finds the first two ranks whose counts differ. Every rank finds the same two.
     #[cold]
     fn find_difference(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<AbortReason, Interrupted> {
         let (me, ranks) = (self.rank, self.peers.len());
@@ -70,7 +72,7 @@ fn number(from: usize, to: usize, bytes: u64) -> [u64; 2] {
     [random.next(), random.next()]
 }
 
-/// Returns the first of a rank's transfers whose ends differ.
+/// Returns the first of a rank's transfers whose two ends differ.
 fn finding(me: usize, mine: &[[u64; 2]], theirs: &[[u64; 2]]) -> Finding {
     let found = mine.iter().zip(theirs).enumerate().find_map(|(peer, ([sent, expected], [peer_sends, peer_expects]))| {
         if sent != peer_expects {

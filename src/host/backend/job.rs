@@ -24,7 +24,7 @@ pub(crate) struct Reduction {
 }
 
 impl Reduction {
-    /// Creates a fold by this kernel, of a contribution that may have been multiplied first.
+    /// Creates a fold by this kernel. `scaled` owns the contribution if it was multiplied beforehand.
     #[inline]
     pub(crate) fn new(kernel: Kernel, scaled: Option<Box<dyn Any + Send>>) -> Self {
         Self { kernel, _scaled: scaled }
@@ -56,11 +56,12 @@ impl Job {
         let destination_len = if self.lists.is_none() { destination_len } else { 0 };
         // SAFETY: the destination is initialised and lent to the job alone for as long as the job exists: the job is
         // made from an exclusive borrow, and whatever runs it owns it or borrows it further. The value borrows the job.
-        // What runs the job has no thread of its own, so it no longer writes when its caller drops the value.
+        // The engine that runs the job has no thread of its own, so it no longer writes when its caller drops the
+        // value.
         unsafe { NormalisedBools::new(self.call.element, destination, destination_len) }
     }
 
-    /// Returns such guards for a job with lists, which goes over links.
+    /// Returns such guards for a job with lists; these jobs go over links.
     pub(super) fn listed_bools(&self) -> Vec<NormalisedBools<'_>> {
         let Some(_) = &self.lists else { return Vec::new() };
         let whole = (self.memory.destination, self.memory.destination_len);
@@ -70,7 +71,7 @@ impl Job {
         blocks.into_iter().map(|(start, len)| unsafe { NormalisedBools::new(self.call.element, start, len) }).collect()
     }
 
-    /// Runs the call of a rank that is alone: its contribution is the result.
+    /// Runs the call of the only rank, whose contribution is the result.
     pub(super) fn run_alone(&self, rank: usize) {
         let Operands { mut source, source_len, mut destination, destination_len } = self.narrowed(rank);
         if self.lists.is_some() {

@@ -1,4 +1,5 @@
-//! Both kinds of links under one type, and which peer is reached by which: for collectives, and for messages.
+//! One type for both kinds of links, and the choice of the kind that reaches each peer, for collectives and for
+//! messages.
 
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
@@ -78,7 +79,7 @@ impl BackendLink {
         Ok(())
     }
 
-    /// Withholds the report of a break for a moment: a rank that knows the cause may still report it.
+    /// Delays the report of a break for a moment, because a rank that knows the cause may still report it.
     #[cold]
     fn softened(&mut self, error: io::Error) -> io::Error {
         if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) {
@@ -200,7 +201,8 @@ impl BackendLinks {
         Self { open, mesh, health }
     }
 
-    /// Opens the links by which a death is noticed and small calls travel: those at distance 1, 2, 4 … among one rank of each host.
+    /// Opens the links that carry small calls and reveal a rank's death: those at distance 1, 2, 4 … among one rank of
+    /// each host.
     pub(super) fn connect_partners(&mut self, participants: &[usize], deadline: &Deadline) -> Result<(), Interrupted> {
         let health = Arc::clone(&self.health);
         for (rank, link) in self.mesh.connect_partners(participants, deadline, &mut || health.abort_reason().copied())? {

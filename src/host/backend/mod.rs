@@ -11,21 +11,21 @@
 //! Every collective carries its call's fingerprint (sequence, kind, op, type, count, root, hash of the counts) in its
 //! first message. No rank writes to the caller's destination before it has received, directly or through others, the
 //! fingerprint of every rank. If the data's own route does not inform every rank about every other, the plan begins
-//! with a dissemination round of empty messages, and data is already sent alongside it. That costs rooted collectives
-//! up to log₂ n hops, nothing between two ranks, and makes every collective synchronising. In return, a mismatch is an
-//! error on every rank and touches no buffer. If each rank knows only a part of the counts, these are compared first,
-//! by a sum over all ranks (`counts.rs`), and the data follows. The number of messages stays the same; `gather_v` and
-//! `scatter_v` take one hop more.
+//! with a dissemination round of empty messages, and data is already sent alongside it. This costs rooted collectives
+//! up to log₂ n hops (none between two ranks), and makes every collective synchronising. In return, a mismatch is an
+//! error on every rank and touches no buffer. If each rank knows only some of the counts, a sum over all ranks
+//! (`counts.rs`) compares them first, and the data follows. This needs no more messages than the dissemination round,
+//! but makes `gather_v` and `scatter_v` one hop longer.
 //!
 //! A rank that finds a difference ends the communicator with an *abort reason* of 80 bytes. It is written to shared
-//! memory and flooded over all links, so that ranks with no link to the culprit get the same error. A broken link is
-//! not taken for a dead peer for 200 ms, so that a rank that knows the cause can report it. Otherwise the cause would
-//! be lost in a race between a message and an end of file.
+//! memory and flooded over all links, so that ranks with no link to the culprit get the same error. A rank waits 200 ms
+//! before it takes a broken link for a dead peer, so that a rank that knows the cause can report it. Without this wait,
+//! the end of file could arrive before the message that reports the cause.
 
 mod counts;
 mod job;
+mod joined_buffers;
 mod links;
-mod many;
 mod plans;
 mod routes;
 mod setup;
@@ -54,8 +54,8 @@ use plans::{Chooser, Plans};
 use topology::Topology;
 
 pub(crate) use job::{Job, Reduction};
+pub(crate) use joined_buffers::Jobs;
 pub(crate) use links::MessageConnector;
-pub(crate) use many::Jobs;
 pub(crate) use setup::BackendSetup;
 #[cfg(feature = "__internals")]
 pub(crate) use setup::fuzz;
@@ -69,11 +69,11 @@ pub(crate) struct HostBackend {
     /// Empty until the communicator is created.
     observers: Observers,
     topology: Topology,
-    /// This rank's index among the ranks of its host, and how many these are, whatever links they use.
+    /// This rank's index among the ranks of its host, and the number of these ranks, whatever links they use.
     local: (usize, usize),
     /// Whether the ranks of this host outnumber the processors that they share.
     is_crowded: bool,
-    /// The shared memory of this host's ranks, if several of them have any.
+    /// The shared memory of this host's ranks, if there are several and they can share memory.
     group: Option<Group>,
     /// The rank that cannot share memory, and why, as text. The ranks of its host use TCP.
     unshared: Option<String>,
@@ -97,7 +97,7 @@ pub(crate) struct HostBackend {
     /// Which ranks are threads of this process.
     #[cfg(feature = "cuda")]
     same_process: Box<[bool]>,
-    /// The ranks that see processes under the same numbers as this one.
+    /// By rank: whether this process sees that rank's process under the number that the rank itself uses.
     #[cfg(feature = "cuda")]
     same_numbers: Box<[bool]>,
     /// Whether the other ranks have been notified that this rank leaves.
@@ -211,7 +211,7 @@ impl HostBackend {
         &self.same_numbers
     }
 
-    /// Returns this rank's index on its host by identity, and how many ranks the host has.
+    /// Returns this rank's index among the ranks with its host's identity, and the number of these ranks.
     pub(crate) fn local(&self) -> (usize, usize) {
         self.local
     }
@@ -227,14 +227,14 @@ impl HostBackend {
         self.group.as_mut().and_then(Group::site)
     }
 
-    /// Returns where the ranks of this host announce that they give up on their devices; `None` if this rank shares no
-    /// memory.
+    /// Returns the place where the ranks of this host announce that they give up on their devices; `None` if this rank
+    /// shares no memory.
     #[cfg(feature = "cuda")]
     pub(crate) fn device_end(&self) -> Option<DeviceEnd> {
         self.group.as_ref().map(Group::device_end)
     }
 
-    /// Makes a window that all ranks have opened known to collectives.
+    /// Registers a window that all ranks have opened, so that collectives can use it.
     pub(crate) fn admit(&mut self, segment: &Segment) {
         if let Some(group) = &mut self.group {
             group.admit(segment);
@@ -291,7 +291,7 @@ impl HostBackend {
     }
 
     /// Whether a call takes so long that reading the clock costs nothing in comparison: it goes over links, or moves
-    /// much.
+    /// much data.
     #[inline]
     fn is_long(&self, job: &Job) -> bool {
         job.memory.source_len.max(job.memory.destination_len) >= LONG_CALL_BYTES || !self.topology.is_one_host()
@@ -342,7 +342,7 @@ impl HostBackend {
             self.unfinished_barrier = Some(call.sequence);
             return error;
         }
-        crate::base::event::debug!(rank = self.rank, %error, "the communicator is ended");
+        crate::base::event::debug!(rank = self.rank, %error, "the communicator has ended");
         self.health.end(stop.abort_reason);
         self.health.keep_cause(&error);
         self.propagate();

@@ -1,9 +1,9 @@
-//! Which algorithm a call over links uses, and the plans of the latest calls: a training step makes the same calls
-//! again and again.
+//! Chooses the algorithm of a call over links, and keeps the plans of the latest calls: a training step makes the same
+//! calls again and again.
 //!
-//! A plan is looked up by everything that it depends on, and keeps the check for the memory that it last ran on. So a
-//! call of a known shape neither allocates nor goes through its plan to check it. Plans of `all_to_all_v` are not kept:
-//! its counts mostly differ from call to call.
+//! A plan is looked up by everything that it depends on. It remembers the memory for which it was last checked. So a
+//! call of a known shape neither allocates nor checks its plan again. Plans of `all_to_all_v` are not kept: its counts
+//! mostly differ from call to call.
 
 use std::sync::Arc;
 
@@ -27,7 +27,8 @@ pub(super) struct Chooser {
 }
 
 impl Chooser {
-    /// Creates it from these settings. `one_host`: every rank is on this host, even if each may count as a host.
+    /// Creates the chooser from these settings. `one_host`: every rank is on this host, even if each one counts as a
+    /// host of its own.
     pub(super) fn new(config: &Config, one_host: bool) -> Self {
         let class = if one_host { LinkClass::Loopback } else { LinkClass::Tcp };
         Self { policy: Policy::new(CostTable::default(), config.algorithms.clone()), class, reproducible: config.reproducible }
@@ -90,11 +91,11 @@ impl Participants<'_> {
     }
 }
 
-/// Plans by shape. The least recently used one makes room.
+/// Plans by shape. If a new plan does not fit, the least recently used ones are dropped.
 #[derive(Debug, Default)]
 pub(super) struct Plans {
     kept: Vec<Kept>,
-    /// What they occupy in total, in bytes.
+    /// The memory that they occupy in total, in bytes.
     bytes: usize,
     /// How many times a plan was used.
     uses: u64,
@@ -102,7 +103,7 @@ pub(super) struct Plans {
 
 #[derive(Debug)]
 struct Kept {
-    /// If the blocks differ, they are empty here and listed in `counts`.
+    /// If the blocks differ in length, the list here is empty, and the lengths are in `counts`.
     shape: Shape<'static>,
     counts: Box<[usize]>,
     plan: CheckedPlan,
@@ -125,7 +126,7 @@ impl Plans {
         Ok(())
     }
 
-    /// Keeps a plan. Others make room for it.
+    /// Keeps a plan, and drops others if it does not fit.
     fn keep(&mut self, shape: &Shape<'_>, plan: CheckedPlan) {
         let Some(kept) = Kept::new(shape, plan, self.uses).filter(|kept| kept.bytes <= KEPT_BYTES_OF_ONE) else { return };
         while self.kept.len() >= KEPT || self.bytes + kept.bytes > KEPT_BYTES {

@@ -22,7 +22,7 @@ use crate::host::shm::{Blocks, CallContext, Group, Memory};
 impl HostBackend {
     // Inside a host.
 
-    /// Runs a call whose ranks all share this host: local indices are ranks.
+    /// Runs a call whose ranks all share this host, so that local indices are ranks.
     #[inline]
     pub(super) fn run_intra_host(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
         let Some(group) = self.group.as_mut() else { return Err(AbortReason::Failed { rank: self.rank as u32 }.into()) };
@@ -33,15 +33,16 @@ impl HostBackend {
         {
             let memory = Memory { source: job.memory.source, destination: job.memory.destination };
             // SAFETY: an all-reduce of `BlockLayout::Equal(bytes)` was made from two buffers of that many bytes: whole
-            // elements, aligned, borrowed until it has run. They are two borrows, which do not overlap; or one for
-            // both; or one, and the contribution multiplied.
+            // elements, aligned, borrowed until it has run. They are two borrows, which do not overlap; or one borrow
+            // for both; or one borrow and the multiplied contribution.
             return unsafe { group.all_reduce(memory, *bytes, kernel, true, &context) };
         }
         if call.kind.is_pairwise() {
             return self.run_pairwise(job, call, deadline);
         }
         if job.is_too_large_to_share() {
-            // An element does not fit: links carry these, once all ranks are known to make this call.
+            // An element does not fit into shared memory. Links carry such elements once all ranks are known to make
+            // this call.
             group.barrier(&context)?;
             return self.run_inter_host(job, call, deadline);
         }
@@ -58,7 +59,8 @@ impl HostBackend {
 
     // Between hosts.
 
-    /// Runs a call of which each rank knows a part of the counts. Links carry it, once all counts are known to match.
+    /// Runs a call in which each rank knows only some of the counts. Links carry the data once all counts are known to
+    /// match.
     pub(super) fn run_pairwise(&mut self, job: &Job, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
         self.compare_counts(job, call, deadline)?;
         self.run_inter_host(job, call, deadline)
@@ -113,8 +115,8 @@ impl HostBackend {
         }
     }
 
-    /// Exchanges words with every rank over links (`AllToAll`), or gathers those of every rank (`AllGather`), as a part
-    /// of another call.
+    /// Exchanges words with every rank over links (`AllToAll`), or gathers the words of every rank (`AllGather`), as a
+    /// part of another call.
     pub(super) fn exchange_words(
         &mut self,
         kind: Collective,
@@ -355,9 +357,9 @@ fn run_others(group: &mut Group, job: &Job, rank: usize, context: &CallContext<'
         return group.barrier(context);
     }
     // SAFETY: this holds for each of the collectives. When the job was made (`prepare`), it was checked that its
-    // buffers are as long as its layout states, of whole elements, and aligned; they are borrowed until it has run. A
-    // rank that the collective reads nothing of, or writes nothing to, may have passed no buffer, and none is used. Two
-    // borrows do not overlap. In place, they are one buffer, or the block of it that belongs to the rank
+    // buffers are as long as its layout states, of whole elements, and aligned; they are borrowed until it has run. If
+    // the collective reads nothing from a rank, or writes nothing to it, the rank may have passed no buffer, and none
+    // is used. Two borrows do not overlap. In place, they are one buffer, or the block of it that belongs to the rank
     // (`Job::narrowed`), which is what each of the collectives requires.
     unsafe {
         match (context.call.kind, job.kernel()) {
@@ -386,7 +388,8 @@ fn offsets(lengths: &[usize]) -> Vec<usize> {
     lengths.iter().scan(0, next).collect()
 }
 
-/// Cuts `bytes` into `shares` parts of whole elements; the ranks of the host beyond them get nothing.
+/// Cuts `bytes` into `shares` parts of whole elements, one for each of the host's first ranks; the other ranks get
+/// nothing.
 fn cut(bytes: usize, element_bytes: usize, shares: usize, ranks: usize) -> Vec<usize> {
     let count = bytes / element_bytes;
     let share = |rank: usize| if rank < shares { (count / shares + usize::from(rank < count % shares)) * element_bytes } else { 0 };

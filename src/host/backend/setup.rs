@@ -53,7 +53,7 @@ impl BackendSetup<'_> {
             settings: HostFacts::settings_of(self.config),
             identity: match &self.config.host_identity {
                 Some(identity) => identity.clone(),
-                None => host_identity().map_err(|error| Error::io("finding out which host this is", error))?,
+                None => host_identity().map_err(|error| Error::io("determining the identity of this host", error))?,
             },
             host: host_name(),
             recovery_listener: self.recovery_listener.map(|address| address.to_string()).unwrap_or_default(),
@@ -162,21 +162,23 @@ impl HostBackend {
     }
 }
 
-/// Returns the settings of the flight recorder. An excessive number of calls is reduced to what memory may hold.
+/// Returns the settings of the flight recorder. The number of calls that it keeps is limited, because they occupy
+/// memory.
 fn orders(config: &Config) -> Orders {
     let calls = config.flight_recorder_calls.min(Config::MAX_FLIGHT_RECORDER_CALLS);
     Orders { calls, stall_warning: config.stall_warning, folder: config.flight_recorder_dir.clone() }
 }
 
-/// Refuses a rank that listens on its loopback interface if another rank has a different one and could never connect.
+/// Refuses a rank that listens on its loopback interface if another rank has a different loopback interface, and so
+/// could never connect to it.
 fn check_reach(facts: &[HostFacts], peers: &[Peer], address_of: impl Fn(usize) -> Option<SocketAddr>) -> Result<()> {
     for (rank, own) in facts.iter().enumerate() {
         let Some(address) = address_of(rank).filter(|address| address.ip().is_loopback() && !own.loopback.is_empty()) else { continue };
         let is_elsewhere = |other: &HostFacts| !other.loopback.is_empty() && other.loopback != own.loopback;
         if let Some(other) = facts.iter().position(is_elsewhere) {
             let reason = format!(
-                "{} cannot reach it from its host; set COLLECTIVES_LISTEN_ADDRESS (or Config::listen_address) to the address at which the others \
-                 reach it, or have the ranks meet at an address of the network",
+                "{} cannot reach it from its host; set COLLECTIVES_LISTEN_ADDRESS (or Config::listen_address) to an address that the \
+                 other hosts can reach, or use a store address on the network instead of loopback",
                 peers[other]
             );
             return Err(Error::config(format!("the listen address {} of {}", address.ip(), peers[rank]), reason));
@@ -193,10 +195,10 @@ fn in_words(refusals: &[(usize, String)], peers: &[Peer], config: &Config) -> Op
     } else {
         ""
     };
-    Some(format!("{} cannot share it: {reason}{remedy}", peers[*rank]))
+    Some(format!("{} cannot share memory: {reason}{remedy}", peers[*rank]))
 }
 
-/// Warns, on one rank of each host whose ranks do without shared memory. Warns once per process.
+/// Warns once per process, on one rank of each host whose ranks do without shared memory.
 fn report(why: &str, topology: &Topology, refusals: &[(usize, String)]) {
     static REPORTED: Once = Once::new();
     let ours = topology.local_ranks();
@@ -212,7 +214,7 @@ fn apart(identities: &[String], refusals: &[(usize, String)]) -> Vec<String> {
     identities.iter().enumerate().map(name).collect()
 }
 
-/// Returns a rank's index among the ranks of its host, and how many these are, whatever links they use.
+/// Returns a rank's index among the ranks of its host, and the number of these ranks, whatever links they use.
 fn place_on_host(identities: &[String], rank: usize) -> (usize, usize) {
     let before = |end: usize| identities[..end].iter().filter(|identity| **identity == identities[rank]).count();
     (before(rank), before(identities.len()))
@@ -234,7 +236,7 @@ struct HostFacts {
     /// A random number; rank 0's becomes the communicator's.
     nonce: [u8; 16],
     /// A tag that shows that the rank knows the job's secret, if there is one. It detects mistakes; connections refuse
-    /// ranks that cannot prove it.
+    /// ranks that cannot prove that they know the secret.
     tag: Option<[u8; 32]>,
     pid: u32,
     /// The settings that all ranks must share, as text.
@@ -242,9 +244,9 @@ struct HostFacts {
     /// The identity by which ranks of one host recognise each other.
     identity: String,
     host: String,
-    /// The address at which it is reachable if the communicator fails; empty if there is none.
+    /// The address at which the rank is reachable if the communicator fails; empty if there is none.
     recovery_listener: String,
-    /// The process that it is a thread of: different for any two processes.
+    /// A token for the process that the rank is a thread of. Any two processes have different tokens.
     process: String,
     /// The numbering of processes that `pid` belongs to; empty if unknown.
     numbers: String,
@@ -288,12 +290,12 @@ impl HostFacts {
     /// Decodes [`HostFacts::to_bytes`].
     fn from_bytes(rank: usize, bytes: &[u8]) -> Result<Self> {
         let malformed = |reason: String| Error::Protocol { with: Peer::unknown(rank).to_string(), reason };
-        let short = || malformed(format!("{} B of facts about itself, cut short", bytes.len()));
+        let short = || malformed(format!("its facts are truncated to {} B", bytes.len()));
         let (version, rest) = bytes.split_first_chunk::<4>().ok_or_else(short)?;
         if u32::from_le_bytes(*version) != VERSION {
             let theirs = u32::from_le_bytes(*version);
             return Err(malformed(format!(
-                "it speaks version {theirs} of the protocol and this rank version {VERSION}: build all ranks alike"
+                "it uses protocol version {theirs}, and this rank uses version {VERSION}; build all ranks from one release"
             )));
         }
         let (nonce, rest) = rest.split_first_chunk::<16>().ok_or_else(short)?;
@@ -309,7 +311,7 @@ impl HostFacts {
         let (process, numbers, loopback, processors) = (next()?, next()?, next()?, next()?);
         let tag = match rest {
             [] => None,
-            rest => Some(<[u8; 32]>::try_from(rest).map_err(|_| malformed(format!("{} B behind its facts", rest.len())))?),
+            rest => Some(<[u8; 32]>::try_from(rest).map_err(|_| malformed(format!("{} unexpected bytes after its facts", rest.len())))?),
         };
         let pid = u32::from_le_bytes(*pid);
         Ok(Self { nonce: *nonce, tag, pid, settings, identity, host, recovery_listener, process, numbers, loopback, processors })
@@ -324,13 +326,15 @@ impl HostFacts {
         [b"facts".as_slice(), &(rank as u64).to_le_bytes(), nonce].concat()
     }
 
-    /// Refuses ranks with another secret, with none, or with one if this rank has none.
+    /// Refuses ranks with a different secret, ranks without one, and ranks that have one if this rank has none.
     fn check_tags(all: &[HostFacts], secret: Option<&Secret>) -> Result<()> {
         for (rank, facts) in all.iter().enumerate() {
             let lacks = match (secret, &facts.tag) {
                 (None, None) => continue,
                 (Some(secret), Some(tag)) if authentication::is_vouched(secret, &Self::vouched(rank, &facts.nonce), tag) => continue,
-                (Some(_), Some(_)) => "it has another secret than this rank; set COLLECTIVES_SECRET (or Config::secret) alike",
+                (Some(_), Some(_)) => {
+                    "it has a different secret than this rank; set COLLECTIVES_SECRET (or Config::secret) to one value on all ranks"
+                }
                 (Some(_), None) => {
                     "it has no secret, and this rank has one; set COLLECTIVES_SECRET (or Config::secret) for all ranks or none"
                 }
@@ -441,8 +445,8 @@ mod tests {
         HostFacts::check_tags(&[with(None, 0), with(None, 1)], None).unwrap();
         let error = |all: &[HostFacts], secret| HostFacts::check_tags(all, secret).unwrap_err();
         for (all, words) in [
-            ([all[0].clone(), with(Some(&theirs), 1)], "another secret"),
-            ([all[0].clone(), with(Some(&ours), 0)], "another secret"),
+            ([all[0].clone(), with(Some(&theirs), 1)], "a different secret"),
+            ([all[0].clone(), with(Some(&ours), 0)], "a different secret"),
             ([all[0].clone(), with(None, 1)], "it has no secret"),
         ] {
             let error = error(&all, Some(&ours));

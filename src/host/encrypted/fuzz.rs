@@ -15,7 +15,7 @@ pub fn encrypted_link(data: &[u8]) {
     let mut into = [0; 300];
     let words = IoSlice::new(b"what this end says");
     for _ in 0..2 {
-        let error = link.try_read(&mut into).expect_err("bytes that nobody sent were read");
+        let error = link.try_read(&mut into).expect_err("bytes were read that no peer sent");
         assert!(matches!(error.kind(), ErrorKind::InvalidData | ErrorKind::UnexpectedEof), "{error}");
     }
     let mut written = 0;
@@ -26,7 +26,7 @@ pub fn encrypted_link(data: &[u8]) {
         }
     }
     assert!(link.below.taken.len() == words.len() + 18, "a record, whole");
-    assert!(into == [0; 300], "bytes that nobody sent");
+    assert!(into == [0; 300], "bytes that no peer sent");
 }
 
 /// Returns seed inputs.

@@ -1,12 +1,12 @@
 //! A link that encrypts everything: a layer over another link.
 //!
-//! **Writing.** What is written becomes records (`authentication/record.rs`), of which the link below accepts what
-//! fits. The rest of one write waits here, and nothing more is accepted before it is sent. The caller would not come
-//! back just to send it, so the last byte of a write is not reported as written until all of its records are. A caller
-//! that has begun a message comes back for that byte, sleeps until the link is writable, and does not take its message
-//! for sent. So callers need to know nothing of this, as long as they meet the requirements of [`ByteLink`]: once any
-//! byte of a message was accepted, the bytes that were not come first in the next write. A write is therefore never cut
-//! after the first byte of a part, where a message may begin.
+//! **Writing.** The bytes of a write become records (`authentication/record.rs`), and the link below accepts as much of
+//! these as fits. The rest waits here, and nothing more is accepted before it is sent. The caller would not come back
+//! just to send that rest. So the last byte of a write is not reported as written until all of its records have been
+//! sent. A caller that has begun a message comes back for that byte, sleeps until the link is writable, and does not
+//! consider its message sent. So callers need not know about this, as long as they meet the requirement of
+//! [`ByteLink`]: if only a part of a message has been accepted, the rest comes first in the next write. A write is
+//! therefore never cut after the first byte of a part, where a message may begin.
 //!
 //! **Reading.** Only whole records are decrypted, into memory of the link, and go to the caller from there: no byte
 //! that was not authenticated reaches it. A poll cannot see what is left here, so there is no descriptor to poll on
@@ -50,7 +50,7 @@ struct Outgoing {
 /// Records received.
 #[derive(Default)]
 struct Incoming {
-    /// Records as they arrive: those between `start` and `end` are not decrypted.
+    /// Records as they arrive: the bytes between `start` and `end` are not decrypted yet.
     records: Vec<u8>,
     start: usize,
     end: usize,
@@ -112,7 +112,8 @@ impl<L: ByteLink> EncryptedLink<L> {
         count
     }
 
-    /// Decrypts the next record if it is whole, once the one before was read. Returns whether it was whole.
+    /// Decrypts the next record if it is whole. The content of the previous one must have been read. Returns whether
+    /// the record was whole.
     fn decrypt(&mut self) -> io::Result<bool> {
         let come = &mut self.come;
         let Some((message, length)) = record::front(&come.records[come.start..come.end])? else { return Ok(false) };
@@ -125,7 +126,7 @@ impl<L: ByteLink> EncryptedLink<L> {
         Ok(true)
     }
 
-    /// Reads from the link below. Returns whether that gave all that was asked for, so that there may be more.
+    /// Reads from the link below. Returns whether it gave all that was asked for, in which case there may be more.
     fn fetch(&mut self) -> io::Result<bool> {
         let come = &mut self.come;
         if come.start == come.end {
@@ -153,7 +154,7 @@ impl<L: ByteLink> ByteLink for EncryptedLink<L> {
         let mut written = 0;
         if let Some(byte) = self.out.unreported.take() {
             if byte_at(parts, 0) != Some(byte) {
-                return Err(io::Error::new(ErrorKind::InvalidInput, "a message was begun and another one goes on in its place"));
+                return Err(io::Error::new(ErrorKind::InvalidInput, "the bytes written differ from those of the message that was begun"));
             }
             written = 1;
         }
@@ -214,8 +215,8 @@ impl<L: fmt::Debug> fmt::Debug for EncryptedLink<L> {
     }
 }
 
-/// Returns how many bytes of `parts` to write next, from byte `from` on: at most `most`. If that is not all, it never
-/// takes just one byte of the part that it cuts.
+/// Returns how many bytes of `parts` to write next, from byte `from` on: at most `most`. If it must cut a part, it
+/// never takes just one byte of that part.
 fn cut(parts: &[IoSlice<'_>], from: usize, most: usize) -> usize {
     let mut begin = 0;
     let mut count = 0;

@@ -123,7 +123,7 @@ fn run(bytes: &[u8], jitter: u64) -> Result<(), AbortReason> {
     let result = Engine::new(0, 3, false).run(request, &mut links).map_err(|stop| stop.abort_reason);
     assert!(!deadline.has_passed());
     let agrees = bytes.starts_with(&right[..FIRST_BYTES]);
-    assert!(agrees || destination == [UNTOUCHED; 2 * PART], "written before everybody agreed");
+    assert!(agrees || destination == [UNTOUCHED; 2 * PART], "written before all ranks agreed");
     match &result {
         Ok(()) => assert!(agrees && destination[PART..] == [2; PART] && destination[..PART] == peers_part(bytes)),
         Err(abort_reason) => assert_eq!(health.abort_reason(), Some(abort_reason)),
@@ -160,7 +160,7 @@ fn check_told(taken: &[u8], why: Option<&AbortReason>) {
         last = Some(message);
     }
     if let Some(why) = why {
-        assert_eq!(last, Some(Message::AbortReason(*why)), "what the other peer was told");
+        assert_eq!(last, Some(Message::AbortReason(*why)), "what was sent to the other peer");
     }
 }
 

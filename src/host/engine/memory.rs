@@ -197,12 +197,12 @@ impl<'a> Spaces<'a> {
             match fits {
                 false => Err("a span ends outside its memory"),
                 true if self.is_whole(span) => Ok(()),
-                true => Err("a span lies in several blocks of a list"),
+                true => Err("a span crosses several blocks of a list"),
             }
         };
         let writable = |span: &Span| {
             inside(span)?;
-            if span.space == Space::Source { Err("the source is not to be written") } else { Ok(()) }
+            if span.space == Space::Source { Err("the source is read-only") } else { Ok(()) }
         };
         match action {
             Action::Send { from, .. } => inside(from),
@@ -212,9 +212,9 @@ impl<'a> Spaces<'a> {
                 self.check_pair(*from, *into)
             }
             Action::Fold { into, inputs, .. } => {
-                let element_bytes = element_bytes.filter(|bytes| *bytes > 0).ok_or("there is no fold in this call")?;
+                let element_bytes = element_bytes.filter(|bytes| *bytes > 0).ok_or("this call has no fold")?;
                 if inputs.is_empty() {
-                    return Err("a fold of nothing");
+                    return Err("a fold has no inputs");
                 }
                 writable(into).and_then(|()| check_elements(into, element_bytes))?;
                 inputs.iter().try_for_each(|input| {
@@ -232,7 +232,7 @@ impl<'a> Spaces<'a> {
         }
         let (from_at, into_at) = (self.pointer(from).addr(), self.pointer(into).addr());
         let apart = from_at.abs_diff(into_at);
-        if apart == 0 || apart >= from.len { Ok(()) } else { Err("the spans overlap in part") }
+        if apart == 0 || apart >= from.len { Ok(()) } else { Err("the spans overlap partially") }
     }
 }
 
@@ -244,7 +244,7 @@ fn check_elements(span: &Span, element_bytes: usize) -> Result<(), &'static str>
         power => power,
     };
     let whole = span.len.is_multiple_of(element_bytes) && span.offset.is_multiple_of(alignment);
-    if whole { Ok(()) } else { Err("a span is not made of whole, aligned elements") }
+    if whole { Ok(()) } else { Err("a span does not consist of whole, aligned elements") }
 }
 
 /// The data that all parts of a run share. The plan has passed [`Spaces::check_once`] with these spaces.
@@ -298,7 +298,7 @@ mod tests {
         assert!(send(span(Source, 2, usize::MAX)).is_err());
         assert!(send(span(Scratch, 0, 101)).is_err());
         assert_eq!(receive(span(Destination, 0, 64)), Ok(()));
-        assert!(receive(span(Source, 0, 8)).expect_err("source").contains("not to be written"));
+        assert!(receive(span(Source, 0, 8)).expect_err("source").contains("read-only"));
     }
 
     #[test]

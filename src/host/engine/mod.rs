@@ -1,8 +1,8 @@
 //! Runs one rank's part of a collective over links.
 //!
-//! All links progress together, for sends and receives alike, so nothing blocks on full buffers. Folds and copies are
-//! done in between. Payload moves directly between the links and the memory of the plan. Repeating a run of the same
-//! shape allocates nothing.
+//! All links progress together, in both directions, so nothing blocks on full buffers. Folds and copies are done in
+//! between. Payload moves directly between the links and the memory of the plan. Repeating a run of the same shape
+//! allocates nothing.
 //!
 //! Each direction of a link is a stream of [messages](wire). The first message of every call contains the call, so
 //! ranks detect a mismatch before they accept any payload. If a run ends early on one rank, that rank sends the reason
@@ -163,12 +163,12 @@ impl Engine {
         }
         let failed = AbortReason::Failed { rank: self.rank as u32 };
         if was_running || self.has_told {
-            crate::base::event::error!(rank = self.rank, "the communicator is used after its last run broke off");
+            crate::base::event::error!(rank = self.rank, "the communicator is used after a run that did not finish");
             return Err(failed);
         }
         let plan = request.plan.plan();
         if !self.scratch.reserve(plan.scratch_bytes) {
-            crate::base::event::error!(rank = self.rank, "no memory for {} bytes of scratch", plan.scratch_bytes);
+            crate::base::event::error!(rank = self.rank, "cannot allocate {} bytes of scratch memory", plan.scratch_bytes);
             return Err(failed);
         }
         let spaces = Spaces::new(&request.memory, &mut self.scratch);
@@ -190,7 +190,7 @@ impl Engine {
             let (Action::Send { to: position, .. } | Action::Receive { from: position, .. }) = action else { return Ok(schedule::NONE) };
             let rank = participants.get(*position).copied().filter(|rank| rank != own);
             let Some((rank, peer)) = rank.and_then(|rank| Some((rank, peers.get_mut(rank)?))) else {
-                return Err(format!("step {step} is with participant {position}, who is not a peer"));
+                return Err(format!("step {step} names participant {position}, which is not a peer"));
             };
             if !peer.is_needed() {
                 active.push(rank);

@@ -183,7 +183,7 @@ impl PeerState {
         self.run_state.has_received = true;
         let (payload, left) = (message.payload(), span.len - self.run_state.received);
         if payload > left || (payload == 0 && left > 0) {
-            return Err(self.unexpected(message, payload, "the payload is not what this call needs"));
+            return Err(self.unexpected(message, payload, "the length of the payload does not fit this call"));
         }
         Ok(payload)
     }
@@ -204,7 +204,7 @@ impl PeerState {
     }
 
     fn disagree(&self, theirs: &[u8; Call::FINGERPRINT_BYTES], context: &Context<'_>) -> Trouble {
-        let reason = "its fingerprint is of no call";
+        let reason = "its fingerprint is not that of a call";
         match (Call::from_bytes(theirs), *theirs) {
             (Some(theirs), _) => self.mismatch(*context.call, theirs, context),
             (None, [.., a, b, c, d, e, f, g, h]) => self.garbled(Malformed { header: [a, b, c, d, e, f, g, h], reason }),
@@ -293,8 +293,8 @@ impl PeerState {
         None
     }
 
-    /// Whether the run waits for this peer: it does not take this rank's bytes, or it owes some and none of its bytes
-    /// are unread.
+    /// Whether the run waits for this peer: the peer does not accept this rank's bytes, or it still owes bytes and none
+    /// that it has sent are unread.
     pub(super) fn is_missing(&mut self, link: Option<&mut impl ByteLink>, schedule: &Schedule) -> bool {
         if self.wants_to_write(schedule) || self.wants_to_read(schedule) {
             return true;

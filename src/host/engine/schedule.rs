@@ -1,5 +1,5 @@
-//! The steps of a plan that can proceed: the steps that each waits for, and the order in which each peer is served.
-//! Folds and copies are done here, in pieces short enough not to delay the links.
+//! Finds the steps of a plan that can proceed: keeps the steps that each one waits for, and the order in which each
+//! peer is served. Folds and copies are done here, in pieces short enough not to delay the links.
 
 #![expect(unsafe_code, reason = "folds and copies work on raw memory")]
 
@@ -38,7 +38,7 @@ impl Schedule {
     pub(super) fn begin(&mut self, plan: &Plan, mut queue: impl FnMut(u32, &Action) -> Result<u32, String>) -> Result<(), String> {
         let count = plan.steps.len();
         if u32::try_from(count).is_err() {
-            return Err(format!("a plan of {count} steps"));
+            return Err(format!("{count} steps are more than a plan can have"));
         }
         refill(&mut self.waits, count, 0);
         refill(&mut self.first_edge, count, NONE);
@@ -189,8 +189,8 @@ impl Local {
         // - All spans lie in their memory, are equally long and consist of whole aligned elements. `into` is either the
         //   same as an input or disjoint from it (checked when the run began). A piece is a whole number of elements.
         // - All of them are initialised: the caller's (promised to `Memory::new`), and the scratch since it was
-        //   reserved. Bytes that peers have written there may be no valid value, which a fold allows for. Nothing else
-        //   touches them meanwhile.
+        //   reserved. Bytes that peers have written there may not be a valid value, which a fold allows for. Nothing
+        //   else touches them meanwhile.
         unsafe { fold.fold(target, &self.inputs.0, piece, last) };
         self.inputs.0.clear();
         piece

@@ -10,7 +10,7 @@ use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::link::Silence;
 
 impl Engine {
-    /// Notifies every open link once that the communicator ended, as far as a few milliseconds suffice.
+    /// Notifies every open link, once, that the communicator ended. Spends at most a few milliseconds on this.
     pub(crate) fn propagate<L: Links>(&mut self, links: &mut L, abort_reason: &AbortReason) {
         self.spread(&wire::encode_abort_reason(abort_reason), None, None, links);
     }

@@ -110,22 +110,22 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Option<(Message, usize)>, Malformed>
     }
     let rest = &bytes[HEADER_BYTES..];
     match kind {
-        FIRST | NEXT if body > PAYLOAD_MAX => malformed("the payload is longer than any that is sent"),
+        FIRST | NEXT if body > PAYLOAD_MAX => malformed("the payload is longer than the limit"),
         FIRST => {
             let Some((call, rest)) = rest.split_first_chunk() else { return Ok(None) };
             let Some(total) = rest.first_chunk() else { return Ok(None) };
             Ok(Some((Message::First { call: *call, total: u64::from_le_bytes(*total), payload: body }, FIRST_BYTES)))
         }
         NEXT => Ok(Some((Message::Next { payload: body }, HEADER_BYTES))),
-        ABORT if body != AbortReason::BYTES => malformed("a reason to abort has another length"),
+        ABORT if body != AbortReason::BYTES => malformed("the length of the abort reason is wrong"),
         ABORT => match rest.first_chunk().map(AbortReason::from_bytes) {
             None => Ok(None),
-            Some(None) => malformed("the abort reason is not one that is known"),
+            Some(None) => malformed("the abort reason is unknown"),
             Some(Some(abort_reason)) => Ok(Some((Message::AbortReason(abort_reason), ABORT_REASON_BYTES))),
         },
-        LEAVE if body != 0 => malformed("a leave has no body"),
+        LEAVE if body != 0 => malformed("a leave message must have no body"),
         LEAVE => Ok(Some((Message::Leave, HEADER_BYTES))),
-        _ => malformed("there is no such kind"),
+        _ => malformed("the message kind is unknown"),
     }
 }
 

@@ -1,9 +1,9 @@
 //! Opening a link, by this rank or by the peer, without blocking.
 //!
-//! If this rank opens the link, it connects, proves the secret, sends a hello, reads the answer and confirms. If the
-//! peer opens it, this rank takes the link from its own listener. Meanwhile it connects to the peer now and then and
-//! closes the connection without sending anything. Otherwise it would wait without success for a peer that died before
-//! it opened its link.
+//! If this rank opens the link, it connects, proves that it knows the secret, sends a hello, reads the answer and
+//! confirms. If the peer opens it, this rank takes the link from its own listener. Meanwhile it connects to the peer
+//! now and then, and closes that connection without sending anything. Otherwise it would not notice a peer that died
+//! before it opened the link.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -39,7 +39,7 @@ pub(crate) struct Connector {
     pause: Duration,
     /// The error of the last attempt.
     trouble: Option<String>,
-    /// The time since when this process has had no descriptor for an attempt, and the system's error number.
+    /// The time at which this process began to lack a descriptor for an attempt, and the system's error number.
     lack: Option<(Instant, i32)>,
 }
 
@@ -73,11 +73,11 @@ pub(crate) enum ConnectError {
     /// A listener refuses the link.
     #[error("{address} refused a link to rank {rank}: {refusal}")]
     Refused { rank: u32, address: SocketAddr, refusal: Refusal },
-    /// The listener has no secret or another one, or this rank's proof did not convince it.
+    /// The listener has no secret or a different one, or this rank's proof did not convince it.
     #[error("{address}, where rank {rank} listened: no proof of the job's secret: {why}")]
     Unauthenticated { rank: u32, address: SocketAddr, why: AuthenticationError },
     /// The listener is not a rank of any job.
-    #[error("{address}, where rank {rank} listened, sent what cannot be understood: {what}")]
+    #[error("{address}, where rank {rank} listened, sent an invalid answer: {what}")]
     Junk { rank: u32, address: SocketAddr, what: String },
 }
 
@@ -144,7 +144,7 @@ impl Connector {
             Stage::Pausing(_) => "not connected",
             Stage::Connecting(_) => "still connecting",
             Stage::Proving(..) => "connected, but it has not proven that it knows the job's secret",
-            Stage::Greeting(..) => "connected, but not answered",
+            Stage::Greeting(..) => "connected, but it has not answered",
         };
         let trouble = self.trouble.as_ref().map_or(String::new(), |trouble| format!("; before that: {trouble}"));
         format!("rank {} at {}: {stage}{trouble}", self.hello.receiver, self.address)
@@ -244,7 +244,7 @@ impl Connector {
             // Read only what belongs to the proof: the answer to the hello may follow directly.
             let wanted = initiator.wants().min(chunk.len());
             let read = match stream.read(&mut chunk[..wanted]) {
-                Ok(0) => return Err(Trouble::Passing("the peer closed the connection instead of a proof".to_owned())),
+                Ok(0) => return Err(Trouble::Passing("the peer closed the connection instead of sending a proof".to_owned())),
                 Ok(read) => read,
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(Turn::Waits(Stage::Proving(stream, initiator))),
@@ -289,7 +289,7 @@ impl Connector {
         let junk = |what| Err(Trouble::Final(ConnectError::Junk { rank, address, what }));
         match answer {
             Ok(Answer::Welcome) if heard.len() == Answer::Welcome.to_bytes().len() => {}
-            Ok(Answer::Welcome) => return junk(format!("{} bytes where a welcome was expected", heard.len())),
+            Ok(Answer::Welcome) => return junk(format!("expected a welcome, got {} bytes", heard.len())),
             Ok(Answer::Refused(refusal)) => return Err(Trouble::Final(ConnectError::Refused { rank, address, refusal })),
             Err(what) => return junk(what),
         }

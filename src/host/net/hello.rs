@@ -58,9 +58,9 @@ pub(super) struct Hello {
 /// The reason why bytes are not a hello of this version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum NoHello {
-    /// They are no message of this crate.
+    /// They are not a message of this crate.
     Junk(String),
-    /// They come from a version of this crate with another handshake. It is sent this refusal.
+    /// They come from a version of this crate with a different handshake, which is sent this refusal.
     Refused(Refusal),
 }
 
@@ -92,14 +92,14 @@ impl Hello {
         check_magic(bytes, &HELLO_MAGIC).map_err(NoHello::Junk)?;
         let Some(&version) = bytes.get(8) else { return Ok(None) };
         if version != VERSION {
-            let text = format!("the hello has version {version}, this end speaks version {VERSION}");
+            let text = format!("the hello has version {version}, this end uses version {VERSION}");
             return Err(NoHello::Refused(Refusal::new(Reason::Version, text)));
         }
         let Some(bytes) = bytes.first_chunk::<{ Self::BYTES }>() else { return Ok(None) };
         let channel = match bytes[9] {
             0 => Channel::Collective,
             1 => Channel::PointToPoint,
-            other => return Err(NoHello::Junk(format!("the hello names channel {other}, where 0 and 1 exist"))),
+            other => return Err(NoHello::Junk(format!("the hello names channel {other}; only 0 and 1 exist"))),
         };
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let mut job_nonce = [0; 16];
@@ -124,20 +124,20 @@ impl Hello {
         if sender.communicator != me.communicator {
             return refuse(
                 Reason::Communicator,
-                format!("communicator {:#x} was named, this is {:#x}", sender.communicator, me.communicator),
+                format!("the hello names communicator {:#x}, this is {:#x}", sender.communicator, me.communicator),
             );
         }
         if sender.world_size != me.world_size {
-            return refuse(Reason::WorldSize, format!("world size {} was named, here it is {}", sender.world_size, me.world_size));
+            return refuse(Reason::WorldSize, format!("the hello names world size {}, here it is {}", sender.world_size, me.world_size));
         }
         if self.receiver != me.rank {
-            return refuse(Reason::Rank, format!("rank {} was wanted, this is rank {}", self.receiver, me.rank));
+            return refuse(Reason::Rank, format!("the hello is for rank {}, this is rank {}", self.receiver, me.rank));
         }
         if sender.rank >= me.world_size || sender.rank == me.rank {
             return refuse(Reason::Rank, format!("rank {} of {} cannot link to rank {}", sender.rank, me.world_size, me.rank));
         }
         if self.is_opened_by_receiver() {
-            return refuse(Reason::Rank, format!("rank {} is the one to accept, and rank {} the one to connect", sender.rank, me.rank));
+            return refuse(Reason::Rank, format!("rank {} must accept this link, and rank {} must connect", sender.rank, me.rank));
         }
         Ok(())
     }
@@ -249,12 +249,12 @@ impl Answer {
         let Some(head) = bytes.first_chunk::<{ Self::HEAD_BYTES }>() else { return Ok(None) };
         let (version, code, len) = (head[8], head[9], usize::from(head[10]));
         if len > REFUSAL_TEXT_BYTES {
-            return Err(format!("the answer's text has {len} bytes, where {REFUSAL_TEXT_BYTES} are allowed"));
+            return Err(format!("the answer's text has {len} bytes, the limit is {REFUSAL_TEXT_BYTES}"));
         }
         let Some(text) = bytes.get(Self::HEAD_BYTES..Self::HEAD_BYTES + len) else { return Ok(None) };
         // The refusal of another version is readable text, but its welcome may mean something else.
         match code {
-            0 if version != VERSION => Err(format!("the welcome has version {version}, this end speaks version {VERSION}")),
+            0 if version != VERSION => Err(format!("the welcome has version {version}, this end uses version {VERSION}")),
             0 if len > 0 => Err(format!("the welcome carries {len} bytes of text: {}", quote(text))),
             0 => Ok(Some(Self::Welcome)),
             code => Ok(Some(Self::Refused(Refusal::new(Reason::from_code(code), String::from_utf8_lossy(text).into_owned())))),
@@ -265,7 +265,7 @@ impl Answer {
 /// Checks that `bytes` begin like `magic`, as far as they go.
 fn check_magic(bytes: &[u8], magic: &[u8; 8]) -> Result<(), String> {
     let seen = bytes.len().min(magic.len());
-    if bytes[..seen] == magic[..seen] { Ok(()) } else { Err(format!("the bytes {} are no greeting of this crate", quote(bytes))) }
+    if bytes[..seen] == magic[..seen] { Ok(()) } else { Err(format!("the bytes {} are not a greeting of this crate", quote(bytes))) }
 }
 
 /// Returns the first bytes in printable form.

@@ -13,7 +13,7 @@ use crate::base::fork::Process;
 /// Returns a text that is equal in two processes only if they can pass each other a descriptor of shared memory over a
 /// Unix socket with an abstract name.
 ///
-/// - The boot id identifies the kernel. No two hosts have the same, and a host has another one after a restart.
+/// - The boot id identifies the kernel. No two hosts have the same, and a host has a new one after a restart.
 /// - The network namespace: abstract socket names are looked up in it.
 /// - The user namespace and the user: each end checks that the other is the same user, and user numbers are comparable
 ///   only within one namespace.
@@ -27,7 +27,7 @@ use crate::base::fork::Process;
 ///
 /// # Errors
 ///
-/// The error of the system if descriptors or memory ran out, which gives no information about the host.
+/// The system's error if descriptors or memory ran out: such an error gives no information about the host.
 pub(crate) fn host_identity() -> io::Result<String> {
     identity_from("/proc").or_else(|error| {
         if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) {
@@ -66,7 +66,7 @@ fn identity_from(proc: &str) -> io::Result<String> {
 }
 
 /// Returns a text that identifies this process, and that no other process has, on any host. A process number is not
-/// enough: in two PID namespaces two processes can have the same.
+/// enough: in two PID namespaces, two processes can have the same number.
 pub(crate) fn process_token() -> io::Result<String> {
     static TOKEN: Mutex<Option<(Process, String)>> = Mutex::new(None);
     let fresh: String = authentication::random()?[..16].iter().map(|byte| format!("{byte:02x}")).collect();
@@ -84,7 +84,7 @@ pub(crate) fn process_token() -> io::Result<String> {
         *token = Some((Process::this(), fresh.clone()));
         return Ok(fresh);
     }
-    Err(io::Error::other("this process was forked while another thread made its token: fork earlier, or start a process"))
+    Err(io::Error::other("this process was forked while another thread created its token; fork earlier, or start a new process"))
 }
 
 /// How often the lock of the token is tried, and the pause in between. Its holder only copies a text.
@@ -105,7 +105,7 @@ pub(crate) fn loopback_interface() -> String {
     boot.and_then(|boot| Ok(format!("{}:{}", boot.trim(), facts?.st_ino()))).unwrap_or_default()
 }
 
-/// Returns [`process_numbers`] as read from the procfs at `proc`, which may show another namespace than this process's.
+/// Returns [`process_numbers`] as read from the procfs at `proc`, which may show a namespace other than this process's.
 fn numbers_from(proc: &str) -> io::Result<String> {
     let boot = fs::read_to_string(format!("{proc}/sys/kernel/random/boot_id"))?;
     let facts = fs::metadata(format!("{proc}/self/ns/pid"))?;

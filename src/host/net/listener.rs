@@ -69,7 +69,7 @@ impl Acceptor {
         self.listener.local_addr()
     }
 
-    /// Returns what a poll can wait on, for reading, until [`Acceptor::poll`] has something to do.
+    /// Returns a descriptor that is readable when [`Acceptor::poll`] has something to do.
     pub(super) fn readiness(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.readiness)
     }
@@ -106,7 +106,7 @@ impl Acceptor {
             }
         }
         for late in self.pending.overdue(now) {
-            self.drop_junk(&late, "said too little for too long");
+            self.drop_junk(&late, "did not complete its greeting in time");
         }
         self.hear_confirmations();
     }
@@ -123,7 +123,7 @@ impl Acceptor {
         if let Some(events) = self.pending.watch_change().map(|watch| if watch { EventFlags::IN } else { EventFlags::empty() })
             && let Err(error) = epoll::modify(&self.readiness, &self.listener, EventData::new_u64(0), events)
         {
-            crate::base::event::warn!("watching the listener: {error}");
+            crate::base::event::warn!("cannot watch the listener: {error}");
         }
     }
 
@@ -141,7 +141,7 @@ impl Acceptor {
 
     /// Drops an unproven connection to make room for others. The peer may try again.
     fn turn_away(&mut self, pending: &PendingConnection) {
-        self.drop_junk(pending, "had to make room for others");
+        self.drop_junk(pending, "its place was needed for newer connections");
         if pending.proving.is_some() {
             // If bytes are left unread when the connection is closed, the reply is lost.
             pending.drain();
@@ -149,8 +149,8 @@ impl Acceptor {
         }
     }
 
-    /// Stops a connection that is about to be dropped from ending waits. Closing it is not enough if a forked child has
-    /// it too.
+    /// Ensures that a connection no longer ends waits, before it is dropped. Closing it is not enough if a forked child
+    /// has it too.
     fn unwatch(&self, stream: impl AsFd) {
         // It may not be registered.
         let _ = epoll::delete(&self.readiness, stream);
@@ -159,7 +159,7 @@ impl Acceptor {
     /// Adds a new connection to the unproven connections.
     fn take_in(&mut self, stream: TcpStream, from: SocketAddr, now: Instant) {
         if let Err(error) = self.prepare(&stream, from) {
-            crate::base::event::debug!("a connection from {from}: {error}");
+            crate::base::event::debug!("cannot set up a connection from {from}: {error}");
             return;
         }
         self.pending.add(PendingConnection::new(stream, from, self.terms.secret.as_ref()), now);
@@ -186,7 +186,7 @@ impl Acceptor {
         }
     }
 
-    /// Sends the other end the reason: it may be a rank of this job with wrong data.
+    /// Sends the reason to the other end, which may be a rank of this job with wrong data.
     fn refuse(&mut self, pending: PendingConnection, refusal: Refusal) {
         self.drop_junk(&pending, &refusal.to_string());
         // An answer fits into an empty send buffer. If the connection is broken, there is no one to notify.
@@ -196,7 +196,7 @@ impl Acceptor {
     /// Tells the other end what it lacks, in a form that it can decode.
     fn refuse_unauthenticated(&mut self, pending: PendingConnection, error: &AuthenticationError) {
         if is_hello(pending.began()) {
-            let text = "it wants a proof of the job's secret: set COLLECTIVES_SECRET (or Config::secret) as for the other ranks";
+            let text = "it requires a proof of the job's secret; set COLLECTIVES_SECRET (or Config::secret) as on the other ranks";
             return self.refuse(pending, Refusal::new(Reason::Unauthenticated, text.to_owned()));
         }
         self.drop_junk(&pending, &format!("no proof of the job's secret: {error}"));
@@ -208,7 +208,7 @@ impl Acceptor {
     fn welcome(&mut self, pending: PendingConnection, hello: &Hello) {
         let caller = (hello.channel, hello.sender.rank);
         if self.ready.iter().any(|(other, _)| *other == caller) {
-            let text = format!("rank {} has a link of this kind already", hello.sender.rank);
+            let text = format!("rank {} already has a link of this kind", hello.sender.rank);
             return self.refuse(pending, Refusal::new(Reason::Duplicate, text));
         }
         // An earlier attempt that was not confirmed has been abandoned.
@@ -222,7 +222,7 @@ impl Acceptor {
             // The peer will try again.
             Err(error) => {
                 self.unwatch(&link);
-                crate::base::event::debug!("welcoming rank {} at {from}: {error}", hello.sender.rank);
+                crate::base::event::debug!("cannot send a welcome to rank {} at {from}: {error}", hello.sender.rank);
             }
         }
     }
@@ -234,7 +234,7 @@ impl Acceptor {
             match link.try_read(&mut word) {
                 Ok(1) if word[0] == CONFIRM => match epoll::delete(&self.readiness, &link) {
                     Ok(()) => self.ready.push((caller, link)),
-                    Err(error) => crate::base::event::warn!("taking the link of rank {} out of the poll: {error}", caller.1),
+                    Err(error) => crate::base::event::warn!("cannot remove the link of rank {} from the poll: {error}", caller.1),
                 },
                 Err(error) if is_not_yet(&error) => self.welcomed.push((caller, link)),
                 // The peer gave up or is gone. If it needs the link, it will try again.
@@ -265,7 +265,7 @@ struct PendingConnection {
 enum Verdict {
     /// The peer closed the connection, or the connection broke.
     Gone,
-    /// What it sent is no hello.
+    /// What it sent is not a hello.
     Junk(String),
     /// The peer has not proven that it knows the secret, or it offers a proof when none is required.
     Unauthenticated(AuthenticationError),

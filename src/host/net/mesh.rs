@@ -1,4 +1,4 @@
-//! The addresses that ranks listen on, and links to them when they are needed.
+//! Keeps the addresses that ranks listen on, and opens links to these ranks when needed.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -58,7 +58,7 @@ impl Listening {
 impl Mesh {
     /// Listens on `listen` if `needs_listener`, and learns the addresses of the other ranks. Every rank of the
     /// communicator takes part, with the same nonce, number and world size. No link is opened.
-    #[expect(clippy::too_many_arguments, reason = "each is a fact of its own, and there is one caller")]
+    #[expect(clippy::too_many_arguments, reason = "the parameters are independent, and there is one caller")]
     pub(crate) fn exchange(
         exchange: &mut dyn Exchange,
         rank: usize,
@@ -100,11 +100,11 @@ impl Mesh {
     pub(crate) fn connecting(&self, channel: Channel, peer: usize) -> std::result::Result<Connector, Interrupted> {
         let failed = Err(AbortReason::Failed { rank: self.me.rank }.into());
         let Some(receiver) = u32::try_from(peer).ok().filter(|rank| *rank < self.me.world_size && *rank != self.me.rank) else {
-            event::error!("rank {} of {} wants a link to rank {peer}", self.me.rank, self.me.world_size);
+            event::error!("rank {} of {} cannot open a link to rank {peer}", self.me.rank, self.me.world_size);
             return failed;
         };
         let Some(address) = self.addresses[peer] else {
-            event::error!("rank {} wants a link to rank {peer}, which does not listen", self.me.rank);
+            event::error!("rank {} needs a link to rank {peer}, which does not listen", self.me.rank);
             return failed;
         };
         let hello = Hello { channel, sender: self.me, receiver };
@@ -162,7 +162,7 @@ impl Mesh {
 
     /// Opens the links for collectives to the partners of a dissemination among `participants`: those at distance 1, 2,
     /// 4 … in both directions. `participants` are ranks, in the same order on every rank. Every participant calls this.
-    /// Afterwards several ranks notice a rank's death.
+    /// Afterwards, several ranks notice if one dies.
     pub(crate) fn connect_partners(
         &self,
         participants: &[usize],
@@ -186,8 +186,9 @@ impl Mesh {
         acceptor.take_all(channel)
     }
 
-    /// Returns a descriptor that is readable when [`Mesh::accepted`] has something to do, but not for every link that
-    /// it returns: another thread may have accepted it already. `None` if this rank does not listen.
+    /// Returns a descriptor that is readable when [`Mesh::accepted`] has something to do. It is not readable for a link
+    /// that another thread has already accepted, although [`Mesh::accepted`] returns that link. `None` if this rank
+    /// does not listen.
     pub(crate) fn listener_descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.listening.as_ref().map(|listening| listening.readiness.as_fd())
     }
@@ -209,13 +210,13 @@ impl Mesh {
         }
     }
 
-    /// Returns the reason why links cannot be opened, if this process lacks resources for it: then the waits for them
-    /// end.
+    /// Returns the reason why links cannot be opened, if this process lacks resources for it. In this case, the waits
+    /// for links end.
     pub(crate) fn lack(&self) -> Option<&Error> {
         self.lack.get()
     }
 
-    /// Records such a lack.
+    /// Records that this process lacks resources for links.
     fn lacking(&self, doing: &str, lack: io::Error) -> Interrupted {
         self.lack.get_or_init(|| Error::io(doing, lack));
         AbortReason::Failed { rank: self.me.rank }.into()
@@ -236,13 +237,13 @@ impl Mesh {
 /// Returns an acceptor and the address at which peers reach it.
 fn start_listening(listen: IpAddr, me: Membership, terms: &Terms) -> Result<(Acceptor, SocketAddr)> {
     if listen.is_unspecified() {
-        return Err(Error::config(format!("listen address {listen}"), "peers cannot connect to it; name one address of this host"));
+        return Err(Error::config(format!("listen address {listen}"), "peers cannot connect to it; set one address of this host"));
     }
     let doing = |source: io::Error| Error::io(format!("listening for peers on {listen}"), source);
     let acceptor = Acceptor::bind(listen, me, terms.clone()).map_err(doing)?;
     let address = acceptor.address().map_err(doing)?;
     if terms.secret.is_none() && !listen.is_loopback() {
-        event::warn!(%address, "no secret is set: whoever can reach this address can pose as a rank (COLLECTIVES_SECRET)");
+        event::warn!(%address, "no secret is set: any process that can reach this address can pose as a rank; set COLLECTIVES_SECRET");
     }
     Ok((acceptor, address))
 }
@@ -279,7 +280,7 @@ pub(super) enum Address {
 }
 
 impl Address {
-    /// Encodes nothing; or a kind (4, 6), the address and the port; or a zero and a text.
+    /// Encodes the address as nothing; as a kind (4 or 6), the address and the port; or as a zero and a text.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         match self {
@@ -320,7 +321,7 @@ impl Address {
             other => return Err(format!("an address of {} bytes: {}", other.len(), quote(other))),
         };
         if address.port() == 0 || address.ip().is_unspecified() {
-            return Err(format!("the address {address}, which nobody can connect to"));
+            return Err(format!("the address {address}, to which no rank can connect"));
         }
         Ok(Self::At(address))
     }

@@ -1,8 +1,8 @@
-//! Addresses of this host: whether it has a given address, and on which interface.
+//! Finds out whether this host has a given address, and on which interface.
 //!
 //! A link-local address (`fe80::…`) is meaningless without the interface, which each host numbers for itself. So ranks
-//! exchange addresses without the number. A rank looks up the interface of its own address, and its peers' addresses
-//! are on the same one.
+//! exchange addresses without the number. A rank looks up the interface of its own address, and uses the same one for
+//! its peers' addresses.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6, UdpSocket};
@@ -38,7 +38,7 @@ fn scope_of(ip: &[u8; 16]) -> Option<u32> {
     scope_in(&fs::read_to_string("/proc/net/if_inet6").ok()?, ip)
 }
 
-/// Looks the same up in the kernel's table. Each line has the address, the interface and four more fields.
+/// Looks up the same number in the kernel's table. Each line has the address, the interface and four more fields.
 fn scope_in(table: &str, ip: &[u8; 16]) -> Option<u32> {
     let wanted: String = ip.iter().map(|byte| format!("{byte:02x}")).collect();
     let line = table.lines().find(|line| line.starts_with(&wanted))?;

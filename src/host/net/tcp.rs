@@ -19,19 +19,20 @@ const MOST_PARTS: usize = 1024;
 /// A connection to a peer after the handshake. It never blocks.
 ///
 /// If the peer's process died, the next call reports it. If a network is cut while nothing is in transit, the kernel
-/// reports it after the silence timeout. Otherwise [`ByteLink::try_write`] and [`ByteLink::try_read`] report it, at
-/// most 2 s later than this timeout after the first unanswered transmission. They withdraw it if an answer arrives
-/// after all. So a caller that waits for a link must call one of them about once a second, even if nothing is ready.
+/// reports it after the silence timeout. Otherwise [`ByteLink::try_write`] and [`ByteLink::try_read`] report the cut,
+/// at most 2 s after this timeout has passed since the first unanswered transmission. They withdraw the report if an
+/// answer arrives after all. So a caller that waits for a link must call one of them about once a second, even if
+/// nothing is ready.
 #[derive(Debug)]
 pub(crate) struct TcpLink {
     stream: TcpStream,
     watch: Watch,
     /// When the watch was last queried.
     checked: Instant,
-    /// Whether it reported then that the peer is silent. It is queried every time until it withdraws that.
+    /// Whether the watch reported then that the peer is silent. While it does, every call queries it.
     is_silent: bool,
-    /// Set after the kernel has given up on the peer. The kernel reports that once, and afterwards that the stream has
-    /// ended.
+    /// Set after the kernel has given up on the peer. The kernel reports this only once, and later reports that the
+    /// stream has ended.
     given_up: Option<Silence>,
     silence_timeout: Duration,
 }
@@ -44,12 +45,12 @@ impl TcpLink {
         Self { stream, watch, checked: Instant::now(), is_silent: false, given_up: None, silence_timeout }
     }
 
-    /// Returns the error of a call that found nothing to do: `WouldBlock`, or that the peer's host has stopped
-    /// answering.
+    /// Returns the error of a call that found nothing to do: `WouldBlock`, or [`Silence`] if the peer's host has
+    /// stopped answering.
     ///
-    /// `TCP_USER_TIMEOUT` would let the kernel do this. But then Linux also ends the connection to a peer that is alive
-    /// and merely does not read for that long, which a rank that computes between two calls is free to do. Nor could
-    /// the report be withdrawn.
+    /// With `TCP_USER_TIMEOUT`, the kernel would do this. But then Linux would also end the connection to a peer that
+    /// is alive and merely does not read for that long. A rank is free to do that while it computes between two calls.
+    /// Nor could the report be withdrawn.
     fn blocked(&mut self) -> io::Error {
         if !self.is_silent && self.checked.elapsed() < SILENCE_INTERVAL {
             return ErrorKind::WouldBlock.into();
@@ -119,8 +120,8 @@ impl ByteLink for TcpLink {
     }
 }
 
-/// Sets the options of every link: no waiting for full segments, and probes of an idle peer, unless the silence timeout
-/// is zero.
+/// Sets the options of every link: it does not wait for full segments, and it probes an idle peer unless the silence
+/// timeout is zero.
 ///
 /// Buffer sizes are left alone: the kernel grows them as needed, and a small send buffer stalls loopback for 40 ms at a time.
 pub(super) fn prepare(socket: SockRef<'_>, silence_timeout: Duration) -> io::Result<()> {

@@ -41,7 +41,7 @@ impl Watch {
         Ok(self.observe(read(socket)?, Instant::now()))
     }
 
-    /// Does the same with an observation made at `now`.
+    /// Does the work of [`Watch::silence`] for an observation made at `now`.
     ///
     /// The time since the last acknowledgement alone is not enough: probes of a peer that is alive and does not read
     /// are up to two minutes apart. So the time runs from the first unanswered observation, and starts again with each
@@ -68,7 +68,7 @@ fn read(socket: BorrowedFd<'_>) -> io::Result<Quiet> {
     // SAFETY:
     // - `socket` is open for as long as it is borrowed.
     // - `info` and `len` live across the call, and `len` is the size of `info` in bytes.
-    // - Trusted of the kernel: it writes at most `len` bytes; any bit pattern is a valid `u32`.
+    // - The kernel is trusted to write at most `len` bytes; any bit pattern is a valid `u32`.
     let status = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr().cast(), &raw mut len) };
     if status != 0 {
         return Err(io::Error::last_os_error());

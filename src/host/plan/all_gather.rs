@@ -28,7 +28,7 @@ fn contribution(block: Part) -> Span {
     Part::whole(block.len).of(Space::Source)
 }
 
-/// Copies the own block to its place in the destination.
+/// Copies this rank's block to its place in the destination.
 fn copy_own(plan: &mut Builder, block: Part, after: Option<usize>) {
     if block.len > 0 {
         plan.copy(contribution(block), block.of(Space::Destination), &[after]);
@@ -36,9 +36,9 @@ fn copy_own(plan: &mut Builder, block: Part, after: Option<usize>) {
 }
 
 /// Returns a plan by doubling. Before the round of distance d, a rank has its own block and those of the d - 1 ranks
-/// before it. It sends them to the rank d places on. Scratch holds the blocks in the order of ranks from `me + 1` round
-/// to `me`, so each message is contiguous. At the end every rank has heard from every other, and the blocks are copied
-/// to the destination.
+/// before it. It sends them to the rank d places further on. Scratch holds the blocks in the order of ranks from `me +
+/// 1` round to `me`, so each message is contiguous. At the end every rank has heard from every other, and the blocks
+/// are copied to the destination.
 fn doubling(n: usize, me: usize, blocks: &[Part]) -> Plan {
     let mut plan = Builder::new(2 * n.ilog2() as usize + 6);
     let lens = (1..=n).map(|distance| blocks[(me + distance) % n].len);
@@ -63,7 +63,7 @@ fn doubling(n: usize, me: usize, blocks: &[Part]) -> Plan {
         heard = Some(plan.receive((me + n - distance) % n, run(distance, count), &[heard]));
         distance *= 2;
     }
-    // In scratch, higher ranks' blocks come first, then lower ranks', then the own.
+    // In scratch, higher ranks' blocks come first, then lower ranks', then this rank's.
     for (first, back, count) in [(me + 1, me + 1, n - 1 - me), (0, 1, me)] {
         let from = run(back, count);
         if from.len > 0 {

@@ -4,7 +4,7 @@
 //! rank has two partners in one round. A few rounds are in progress at once.
 //!
 //! Small equal blocks are all sent at once, into scratch: every rank hears from every other, so they are copied without
-//! an agreement. Unequal blocks are sent after the ranks have compared their lengths, which was the agreement.
+//! an agreement. Unequal blocks are sent after the ranks have compared their lengths, which is also the agreement.
 
 use super::builder::{Blocks, Builder, Part, alone, is_carried};
 use super::{Plan, Space, Span};
@@ -67,7 +67,7 @@ fn exchange(plan: &mut Builder, me: usize, sends: &[Part], receives: &[Part], se
 }
 
 /// Returns a plan that exchanges everything at once. The received blocks are copied from scratch when every rank has
-/// been heard and everything has been sent (in place, a copy overwrites what is sent).
+/// been heard from and everything has been sent (in place, a copy overwrites what is sent).
 fn carried(me: usize, partners: impl Iterator<Item = usize>, blocks: &[Part]) -> Plan {
     let mut plan = Builder::new(4 * blocks.len());
     let (mut moved, mut arrived) = (Vec::with_capacity(2 * blocks.len()), Vec::with_capacity(blocks.len()));

@@ -10,8 +10,8 @@ pub(crate) enum Blocks<'a> {
     Equal(usize),
     /// The block of rank r has the length at index r.
     Each(&'a [usize]),
-    /// This rank's block has this length, and the others' lengths are unknown here: in a gather or scatter with another
-    /// root.
+    /// This rank's block has this length. The other blocks' lengths are unknown here: this rank is not the root of the
+    /// gather or scatter.
     Own { rank: usize, len: usize },
 }
 
@@ -72,13 +72,13 @@ impl Part {
         (0..pieces).map(|index| self.piece(pieces, index, element)).collect()
     }
 
-    /// Returns into how many pieces of about `segment` bytes this is cut: at least one, each at least one element. No
-    /// piece is longer than `segment` rounded down to elements, or one element.
+    /// Returns the number of pieces of about `segment` bytes into which this range is cut: at least one, each of at
+    /// least one element. No piece is longer than `segment` rounded down to elements, or one element.
     pub(super) fn segments(self, segment: usize, element: usize) -> usize {
         (self.len / element).div_ceil((segment / element).max(1)).max(1)
     }
 
-    /// Returns the pieces of about `segment` bytes in which a block is sent that is not folded; none if it is empty.
+    /// Returns the pieces of about `segment` bytes in which a block is sent if it is not folded; none if it is empty.
     pub(super) fn cut(self, segment: usize) -> impl Iterator<Item = Self> {
         let pieces = self.len.div_ceil(segment.max(1));
         (0..pieces).map(move |index| self.piece(pieces, index, 1))
@@ -191,7 +191,7 @@ pub(super) fn alone(len: usize) -> Plan {
 }
 
 /// Returns a barrier by dissemination, in ceil(log2 n) rounds of empty messages: in round k, each rank sends to the
-/// rank 2^k places on. Plans whose data flow does not bring agreement start with one.
+/// rank 2^k places on. A plan starts with a barrier if its data flow does not bring about an agreement.
 pub(crate) fn barrier(n: usize, me: usize) -> Plan {
     Builder::agreed(n, me).finish()
 }

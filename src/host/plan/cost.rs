@@ -1,4 +1,5 @@
-//! The algorithm of a collective: the one with the least estimated time, unless the caller has requested another.
+//! Chooses the algorithm of a collective: the one with the least estimated time, unless the caller has requested
+//! another.
 
 use std::fmt;
 
@@ -166,7 +167,7 @@ impl fmt::Display for Policy {
             let segment = Size(*segment_bytes);
             writeln!(f, "{class}: latency {latency} ns, message {message} ns, {byte} ns/B, fold {fold} ns/B, segments of {segment}")?;
         }
-        if self.asked.is_empty() { write!(f, "asked for: nothing") } else { write!(f, "asked for: {}", self.asked) }
+        if self.asked.is_empty() { write!(f, "requested algorithms: none") } else { write!(f, "requested algorithms: {}", self.asked) }
     }
 }
 
@@ -466,7 +467,7 @@ mod tests {
             policy.to_string(),
             "loopback: latency 2500 ns, message 3500 ns, 0.14 ns/B, fold 0.03 ns/B, segments of 256K\n\
              tcp: latency 10000 ns, message 3000 ns, 0.2 ns/B, fold 0.03 ns/B, segments of 256K\n\
-             asked for: ring:16K-"
+             requested algorithms: ring:16K-"
         );
     }
 }

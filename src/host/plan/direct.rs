@@ -1,16 +1,16 @@
 //! Reduction without partial results: the owner of a share receives every rank's contribution to it and folds them all
 //! at once, in rank order. So the bits depend only on the number of ranks, and the op need not be commutative.
 //!
-//! Shares are cut into segments, two of which are in progress. The contributions to a segment are sent before the
-//! completed previous segment, and only messages of earlier segments are waited for. So progress does not depend on the
-//! links' capacity.
+//! Shares are cut into segments, two of which are in progress at a time. A rank sends its contributions to a segment
+//! before it sends the completed previous segment, and it waits only for messages of earlier segments. So progress does
+//! not depend on the links' capacity.
 
 use super::builder::{Builder, Part};
 use super::ring::Sink;
 use super::{Plan, Space, Span};
 use crate::base::tuning::plan::DIRECT_IN_FLIGHT as IN_FLIGHT;
 
-/// A completed segment of the own share.
+/// A completed segment of this rank's share.
 #[derive(Clone, Copy)]
 struct Complete {
     span: Span,
@@ -26,7 +26,7 @@ struct Direct<'a> {
     segment: usize,
     sink: Sink,
     plan: Builder,
-    /// For each segment in progress, a slot for each other rank's contribution, in rank order without the own.
+    /// For each segment in progress, a slot for each other rank's contribution, in rank order, without this rank's.
     slots: [Vec<Span>; IN_FLIGHT],
     /// The step after which these slots may be filled again.
     free: [Option<usize>; IN_FLIGHT],
@@ -70,8 +70,8 @@ impl Direct<'_> {
         if index < segments { whole.piece(segments, index, self.element) } else { Part { len: 0, ..whole } }
     }
 
-    /// Whether contributions to this share's segment are sent. They are sent if there are any, and as the first
-    /// message, by which the owner hears from every rank. An owner that writes nothing need not hear.
+    /// Whether contributions to this share's segment are sent. They are sent if there are any. The first message is
+    /// sent even if it is empty, so that the owner hears from every rank, unless the owner writes nothing.
     fn travels(&self, share: usize, index: usize, part: Part) -> bool {
         let writes = !matches!(self.sink, Sink::Root(root) if root != share);
         part.len > 0 || (index == 0 && writes)
@@ -87,7 +87,7 @@ impl Direct<'_> {
         }
     }
 
-    /// Receives every rank's contribution to the own segment and folds them.
+    /// Receives every rank's contribution to this rank's segment, and folds them.
     fn fold(&mut self, index: usize) {
         let (part, flight) = (self.part(self.me, index), index % IN_FLIGHT);
         self.complete[flight] = None;
@@ -116,7 +116,8 @@ impl Direct<'_> {
         self.complete[flight] = Some(Complete { span: into, ready: folded });
     }
 
-    /// Sends the completed segment of the own share to the ranks that need it, and receives those of others.
+    /// Sends the completed segment of this rank's share to the ranks that need it, and receives the other ranks'
+    /// segments.
     fn distribute(&mut self, index: usize) {
         let flight = index % IN_FLIGHT;
         for distance in 1..self.n {

@@ -7,15 +7,15 @@
 //! Every plan of this module gives the following guarantees. The tests check each of them for every algorithm:
 //!
 //! - **Agreement.** A rank writes no byte of its destination before it has heard, transitively, from every participant.
-//!   What counts as heard is the first message of a direction of a link (whatever its length), and messages with bytes.
-//!   A plan never waits for any other empty message. Plans whose data flow does not ensure this start with a barrier.
-//!   Those of `gather_v`, `scatter_v` and `all_to_all_v` do not guarantee it: they run after the ranks have agreed by
-//!   comparing counts.
+//!   The first message in a direction of a link counts for this, whatever its length, and so does any message with
+//!   bytes. A plan never waits for any other empty message. A plan starts with a barrier if its data flow does not
+//!   ensure this. Exception: the plans of `gather_v`, `scatter_v` and `all_to_all_v` do not guarantee an agreement;
+//!   they run only after the ranks have agreed by comparing counts.
 //! - **In place.** Source and destination may be the same memory, in the layout of the collective. They are equal for
 //!   `all_reduce`, `reduce`, `broadcast` and `all_to_all`. The destination is the rank's own block inside the source
-//!   for `reduce_scatter` and for the root of `scatter`. The source is the own block inside the destination for
-//!   `all_gather` and for the root of `gather`. No destination byte is written before every step that reads the source
-//!   byte at that place is done.
+//!   for `reduce_scatter` and for the root of `scatter`. The source is the rank's own block inside the destination for
+//!   `all_gather` and for the root of `gather`. A destination byte is written only after every step that reads the
+//!   source byte at that place is done.
 //! - **No races.** If two steps touch the same bytes and one of them writes, one is `after` the other, directly or
 //!   indirectly.
 //! - **No deadlock**, whatever the links' capacity, provided that sends and receives of different links progress
@@ -23,8 +23,8 @@
 //! - **Order.** `after` names earlier steps only. A rank's sends on one link, and its receives from one link, can be
 //!   done in step order.
 //!
-//! Not every collective has every algorithm: see [`cost::candidates`]. If one is asked for an algorithm that it lacks,
-//! it uses its first candidate.
+//! Not every collective has every algorithm: see [`cost::candidates`]. If a collective is asked for an algorithm that
+//! it lacks, it uses its first candidate.
 //!
 //! Sizes are bytes. The caller has checked that `n >= 1`, that `me` and `root` are less than `n`, that there is one
 //! block for each rank, that lengths are multiples of the element's size if anything is folded, and that the sum of all
@@ -67,7 +67,7 @@ pub(crate) struct Span {
 /// One action of a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Send these bytes. It is done when they have been handed to the link; then the span may be reused.
+    /// Send these bytes. The step is done when they have been handed to the link; then the span may be reused.
     Send { to: usize, from: Span },
     /// Receive as many bytes as the span holds.
     Receive { from: usize, into: Span },

@@ -60,7 +60,7 @@ struct Doubling {
     /// The fold of a group of neighbours in rank order, and the step that computed it.
     partial: Span,
     ready: Option<usize>,
-    /// The send of the own contribution, and those of the buffers' contents.
+    /// The send of this rank's contribution, and the sends of the buffers' contents.
     source_sent: Option<usize>,
     buffer_sent: [Option<usize>; 2],
 }
@@ -121,7 +121,7 @@ impl Doubling {
         }
     }
 
-    /// Receives another group's partial result and folds it with the own.
+    /// Receives another group's partial result, and folds it with that of this rank's group.
     fn fold(&mut self, from: usize, own_is_left: bool) {
         let (buffer, reused) = (self.buffers[self.folded % 2], self.folded >= 2);
         // The previous content of this buffer was sent, and then read by the latest fold.

@@ -5,9 +5,9 @@
 //! progress at once, so that sending, receiving and folding overlap. Partial results use one more slot of scratch than
 //! there are pieces in progress.
 //!
-//! Messages have one order, by (group of pieces, hop, direction, piece), and so do those of each link. A step waits
-//! only for messages that are earlier in this order. A slot is reused after `IN_FLIGHT + 1` receives, and its previous
-//! content is sent `IN_FLIGHT` messages after it arrived. So progress does not depend on the links' capacity.
+//! All messages have one order, by (group of pieces, hop, direction, piece), and each link keeps this order. A step
+//! waits only for messages that are earlier in this order. A slot is reused after `IN_FLIGHT + 1` receives, and its
+//! previous content is sent `IN_FLIGHT` messages after it arrived. So progress does not depend on the links' capacity.
 
 use super::builder::{Builder, Part};
 use super::{Plan, Space, Span};
@@ -153,8 +153,8 @@ impl Ring {
         direction.shares[share].piece(self.pieces, piece, self.element)
     }
 
-    /// Sends a partial result on, receives the next one, and folds the own contribution into it. The last hop completes
-    /// the own share.
+    /// Sends a partial result on, receives the next one, and folds this rank's contribution into it. The last hop
+    /// completes this rank's share.
     fn reduce_hop(&mut self, direction: &mut Direction, hop: usize, piece: usize) {
         let (number, flight) = (direction.rank(self.me), piece % IN_FLIGHT);
         let (right, left) = (direction.rank(number + 1), direction.rank(number + self.n - 1));

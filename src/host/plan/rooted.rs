@@ -22,9 +22,9 @@ pub(crate) fn broadcast(algorithm: Algorithm, n: usize, me: usize, root: usize, 
     }
 }
 
-/// Returns a plan without a separate agreement, whose messages contain a tree: after the round of distance d, 2d ranks,
-/// starting at the root, have heard from the root. So the vector travels in these messages, and is copied to the
-/// destination when every rank has been heard.
+/// Returns a plan in which the messages of an agreement carry the vector. These messages contain a tree: after the
+/// round of distance d, 2d ranks, starting at the root, have heard from the root. The vector is copied to the
+/// destination when every rank has been heard from.
 fn carried(n: usize, me: usize, root: usize, bytes: usize) -> Plan {
     let place = (me + n - root) % n;
     let mut plan = Builder::new(2 * n.ilog2() as usize + 3);

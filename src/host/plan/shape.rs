@@ -23,7 +23,7 @@ pub(crate) struct Shape<'a> {
     pub(crate) root: usize,
     /// The ranks' blocks; for `all_to_all_v`, what this rank sends. A vector without blocks is one `Equal` block.
     pub(crate) blocks: Blocks<'a>,
-    /// What this rank receives from each, if it differs from `blocks`: in `all_to_all_v`.
+    /// The bytes that this rank receives from each rank, if they differ from `blocks` (in `all_to_all_v`).
     pub(crate) receives: Option<&'a [usize]>,
     /// The bytes of an element; 1 if nothing is folded.
     pub(crate) element: usize,
@@ -49,7 +49,7 @@ impl Shape<'_> {
             Collective::Gather => gather(Builder::agreed(n, me), n, me, root, blocks),
             Collective::Scatter => scatter(Builder::agreed(n, me), n, me, root, blocks),
             Collective::AllToAll => all_to_all(n, me, whole(), in_place, segment),
-            // Every rank was heard when the counts were compared.
+            // Every rank was heard from when the counts were compared.
             Collective::GatherV => gather(Builder::new(n), n, me, root, blocks),
             Collective::ScatterV => scatter(Builder::new(n), n, me, root, blocks),
             Collective::AllToAllV => all_to_all_v(n, me, blocks, receives.map_or(blocks, Blocks::Each)),

@@ -40,7 +40,7 @@ pub(super) struct Channel<L> {
 }
 
 impl End {
-    /// Returns the reason why a peer is gone whose links ended in this way.
+    /// Returns the reason for the loss of a peer whose links ended in this way.
     pub(super) fn abort_reason(self, peer: usize) -> AbortReason {
         let rank = peer as u32;
         match self {
@@ -110,9 +110,11 @@ impl<L: ByteLink> Channel<L> {
         let silence = if let ReadEnd::Failed(error) = &end { Silence::of(error) } else { None };
         match end {
             ReadEnd::Left { opened } => return End::Left { opened },
-            ReadEnd::Malformed(reason) => crate::base::event::warn!(peer, "a peer's messages cannot be understood, giving it up: {reason}"),
+            ReadEnd::Malformed(reason) => {
+                crate::base::event::warn!(peer, "a peer sent an invalid message and is considered lost: {reason}");
+            }
             ReadEnd::Failed(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                crate::base::event::debug!(peer, "a peer closed its link for messages without leaving");
+                crate::base::event::debug!(peer, "a peer closed its link for messages without a leave message");
             }
             ReadEnd::Failed(error) => crate::base::event::debug!(peer, "a link for messages failed: {error}"),
         }

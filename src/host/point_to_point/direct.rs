@@ -1,11 +1,10 @@
-//! Short messages that match their receives without either becoming a request: the usual case of two ranks that take
-//! turns.
+//! Moves short messages without turning the send or the receive into a request: the usual case if two ranks take turns.
 //!
 //! A send is written at once if nothing is queued before it. A receive that names its source and tag polls the front of
 //! that source's stream for a while. If the link shows the beginning of the next frame, the message goes directly to
 //! its destination. Everything else becomes a request.
 
-#![expect(unsafe_code, reason = "reads and writes the caller's memory, as the requests it stands in for")]
+#![expect(unsafe_code, reason = "reads and writes the caller's memory, like the requests that it stands in for")]
 
 use std::hint;
 use std::io;
@@ -123,7 +122,7 @@ impl<C: Connector> Messages<C> {
     }
 }
 
-/// Calls until something is there: once, and then at most `looks` times more.
+/// Repeats a call until it returns something: at most `looks` more times after the first.
 #[inline]
 fn look<T>(mut looks: u32, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {

@@ -32,8 +32,9 @@ pub(super) enum Frame {
     RequestToSend { message: u32, tag: u64, element: TypeTag, bytes: usize },
     /// The long message has been matched with its receive: send it.
     ClearToSend { message: u32, reply: u32 },
-    /// The long message was matched with a receive that cannot take it, with this element type and capacity. Also the
-    /// answer to `Withdraw` if the message has not been matched, so that every request to send has exactly one answer.
+    /// The long message was matched with a receive of this element type and capacity, which cannot take it. This is
+    /// also the answer to `Withdraw` if the message has not been matched, so that every request to send has exactly one
+    /// answer.
     Refuse { message: u32, element: TypeTag, capacity: u64 },
     /// The next piece of a long message; its bytes follow.
     Data { reply: u32, bytes: usize },
@@ -41,7 +42,8 @@ pub(super) enum Frame {
     Withdraw { message: u32, after: u64 },
     /// The communicator has ended, for this reason.
     AbortReason(AbortReason),
-    /// Messages of this cost, sent on this link, have been received; further messages of the same cost may be sent.
+    /// Messages that were sent on this link, with this total cost, have been received; further messages of the same
+    /// cost may be sent.
     Credit { cost: u64 },
     /// A placeholder for a message that was given up before its turn, after this many milliseconds.
     GaveUp { tag: u64, after: u64 },
@@ -184,7 +186,7 @@ impl Frame {
         let frame = Fields::from_bytes(header)
             .and_then(|fields| fields.to_frame(payload))
             .filter(|frame| frame.to_fields().to_bytes() == *header)
-            .ok_or_else(|| format!("a frame header that no rank sends: {header:02x?}"))?;
+            .ok_or_else(|| format!("an invalid frame header: {header:02x?}"))?;
         Ok(Some((frame, whole)))
     }
 }

@@ -144,7 +144,8 @@ impl Incoming {
     }
 
     /// Returns the length and the first bytes of the next message, if its frame is all that has arrived and it has this
-    /// tag and element. The message stays next until [`Incoming::take_message`]. Returns `Ok(None)` in all other cases.
+    /// tag and element. The message remains the next one until [`Incoming::take_message`]. Returns `Ok(None)` in all
+    /// other cases.
     #[inline]
     pub(super) fn peek_message<L: ByteLink>(
         &self,
@@ -171,7 +172,7 @@ impl Incoming {
     }
 
     /// Returns the envelope of the next message, if it is a short one with this tag. Reads once if nothing was read
-    /// ahead. Returns `Ok(None)` for anything else, which stays next.
+    /// ahead. Returns `Ok(None)` for anything else, which remains the next frame.
     #[inline]
     pub(super) fn front<L: ByteLink>(&mut self, link: &mut L, tag: u64) -> io::Result<Option<Envelope>> {
         if self.payload.is_some() {
@@ -228,8 +229,8 @@ impl Incoming {
         self.payload.as_ref().is_some_and(|payload| matches!(payload.place, PayloadTarget::Buffer(_) | PayloadTarget::Nowhere))
     }
 
-    /// Reads what has arrived. Returns whether that was anything. Frames that were complete before an end have been
-    /// handled.
+    /// Reads what has arrived. Returns whether anything had. If the stream has ended, the frames that were complete
+    /// before have been handled.
     pub(super) fn read<L: ByteLink>(
         &mut self,
         link: &mut L,

@@ -62,7 +62,7 @@ impl<C: Connector> Messages<C> {
             let is_welcome =
                 peer != self.rank && self.peers.get(peer).is_some_and(|state| state.accepted.is_none() && state.gone.is_none());
             if !is_welcome {
-                crate::base::event::warn!(peer, "a link for messages that was not to be expected from this rank is closed");
+                crate::base::event::warn!(peer, "closed an unexpected link for messages from this rank");
                 continue;
             }
             let number = self.add_channel(peer, link);
@@ -107,7 +107,7 @@ impl<C: Connector> Messages<C> {
         [state.opened, state.accepted].into_iter().flatten()
     }
 
-    /// Reads what remains on the other link of a peer that is lost on one.
+    /// Reads what remains on the second link of a peer, after the first has shown that the peer is lost.
     fn read_last(&mut self, peer: usize) {
         for link in self.links_of(peer) {
             let Some(channel) = &mut self.channels[link] else { continue };
@@ -142,8 +142,8 @@ impl<C: Connector> Messages<C> {
         last
     }
 
-    /// Returns the links with unwritten output. A link that has ended is not included, although its peer may still be
-    /// waited for: the peer has announced another link, which never arrives if the peer leaves before this rank
+    /// Returns the links with unwritten output. A link that has ended is not included, even if this rank still waits
+    /// for its peer. Such a peer has announced another link, which never arrives if the peer leaves before this rank
     /// accepts.
     fn unwritten(&self) -> impl Iterator<Item = &Channel<C::Link>> {
         self.channels.iter().flatten().filter(|channel| channel.end().is_none() && !channel.outgoing.is_empty())

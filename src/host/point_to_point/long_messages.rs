@@ -1,7 +1,7 @@
 //! Incoming long messages, which this rank has cleared and which arrive in pieces. No I/O.
 //!
-//! A message continues to arrive when its receive gives up, because its sender may already be done with it. What has
-//! arrived so far moves into the message's own memory, and the rest follows it there. The next receive takes it over,
+//! A message continues to arrive when its receive gives up, because its sender may already be done with it. The part
+//! that has arrived moves into the message's own memory, and the rest follows it there. The next receive takes it over,
 //! completely or in part.
 
 use std::ops::Range;

@@ -16,8 +16,8 @@ use super::{Envelope, GivenUp, MessageError};
 /// The cost of a waiting message in addition to its bytes, so that empty ones are not free.
 const OVERHEAD_BYTES: usize = 128;
 
-/// Returns the share of the limit that a message uses from when it is sent until a receive has taken it. Both ends use
-/// the same figure.
+/// Returns the share of the limit that a message uses from its sending until a receive has taken it. Both ends use the
+/// same figure.
 pub(super) const fn cost(message_bytes: usize) -> usize {
     if message_bytes <= EAGER_BYTES { message_bytes + OVERHEAD_BYTES } else { OVERHEAD_BYTES }
 }
@@ -117,7 +117,7 @@ impl MatchingState {
         account.link = link;
         account.waiting += cost(bytes);
         let used = account.waiting + account.owed;
-        if used > self.limit { Err(format!("more messages at once than agreed: {used} of {} B", self.limit)) } else { Ok(()) }
+        if used > self.limit { Err(format!("more messages at once than agreed: {used} B, the limit is {} B", self.limit)) } else { Ok(()) }
     }
 
     /// Releases the cost of a message that a receive has taken, or that was given up.
@@ -187,7 +187,7 @@ impl MatchingState {
         self.accounts[source].link
     }
 
-    /// Whether enough messages were received to send the peer credit.
+    /// Whether enough messages were received to be worth sending credit to the peer.
     #[inline]
     pub(super) fn owes(&self, peer: usize) -> bool {
         self.accounts[peer].owed >= self.limit / 4
@@ -265,7 +265,7 @@ impl MatchingState {
         Frame::ClearToSend { message, reply: long }
     }
 
-    /// Adds a receive. Returns its slot, and what to answer on which link, if anything.
+    /// Adds a receive. Returns its slot, and the answer to send, if any, with its link.
     pub(super) fn receive(
         &mut self,
         from: Option<usize>,
@@ -377,7 +377,7 @@ impl MatchingState {
         self.requests
             .send(message)
             .filter(|sending| sending.phase == SendPhase::Announced { link })
-            .ok_or_else(|| format!("an answer to message {message}, which was not announced to it"))
+            .ok_or_else(|| format!("an answer to message {message}, which was not announced on this link"))
     }
 
     /// Whether a long message that no receive takes is still arriving.
@@ -453,8 +453,8 @@ impl MatchingState {
     }
 
     /// Handles a receive that gives up its long message. The message is kept for the next receive, which may already be
-    /// waiting. If it cannot be kept, or the waiting one cannot take it, also returns what to notify its sender of, on
-    /// which link.
+    /// waiting. If it cannot be kept, or the waiting receive cannot take it, also returns the frame that notifies its
+    /// sender, with its link.
     pub(super) fn give_up_long(&mut self, receive: u32, long: u32) -> (GivenUp, Option<(usize, Frame)>) {
         let Some(message) = self.longs.get(long) else { return (GivenUp::Nothing, None) };
         let (Envelope { source, tag, bytes, .. }, order, begun) = (message.envelope, message.order, message.begun());
@@ -475,8 +475,8 @@ impl MatchingState {
         }
     }
 
-    /// Discards a long message that no receive can take. If more of it must arrive, returns what to notify its sender
-    /// of, on which link.
+    /// Discards a long message that no receive can take. If more of it must arrive, returns the frame that notifies its
+    /// sender, with its link.
     fn abandon(&mut self, long: u32) -> Option<(usize, Frame)> {
         self.longs.drain(long);
         self.longs.get(long).map(|message| (message.link, Frame::Abandon { message: message.message, reply: long }))
@@ -488,8 +488,8 @@ impl MatchingState {
         self.requests.remove(receive);
     }
 
-    /// Gives a kept message to a receive. If the receive cannot take it, returns what to notify the sender of, on which
-    /// link.
+    /// Gives a kept message to a receive. If the receive cannot take it, returns the frame that notifies the sender,
+    /// with its link.
     fn take_over(&mut self, receive: u32, long: u32) -> Option<(usize, Frame)> {
         let message = self.longs.get(long)?;
         let (envelope, begun, is_whole) = (message.envelope, message.begun(), message.is_whole());
@@ -512,7 +512,7 @@ impl MatchingState {
     }
 
     /// Handles a peer's withdrawal of a message that it announced on `link`. Returns the answer, if none was given yet.
-    /// The receive that matches the message fails: the one that already has, or the next one.
+    /// The receive that has matched the message fails; if there is none, the next one that matches it does.
     pub(super) fn withdrawn(&mut self, source: usize, link: usize, message: u32, after: Duration) -> Option<Frame> {
         let is_it = |arrival: &Arrival| matches!(arrival, Arrival::Announced { link: l, message: m, .. } if (*l, *m) == (link, message));
         if let Some(arrival) = self.matching.find_arrived(source, is_it) {

@@ -25,7 +25,7 @@ use super::requests::{Destination, ReceivePhase, Receiving, Request, SendPhase, 
 use super::{Connector, Envelope, GivenUp, Outcome, Ticket};
 
 /// A request whose caller has no ticket yet. If posting ends early, by an error or a panic, no caller could cancel the
-/// request, and its memory is the caller's again. So dropping this cancels it.
+/// request, although its memory is the caller's again. So dropping this value cancels the request.
 struct Posting<'a, C: Connector> {
     messages: &'a mut Messages<C>,
     ticket: Ticket,
@@ -174,8 +174,8 @@ impl<C: Connector> Messages<C> {
         Ok(posting.posted())
     }
 
-    /// Sends credit to peers whose messages were received, if it is worth a frame: they may be waiting for it, and no
-    /// other frame may go to them soon.
+    /// Sends credit to peers whose messages were received, if there is enough to be worth a frame. Those peers may be
+    /// waiting for credit, and it may take long until another frame goes to them.
     fn tell_credit(&mut self, from: Option<usize>) {
         for peer in from.map_or(0..self.peers.len(), |peer| peer..peer + 1) {
             if self.matching_state.owes(peer) {
@@ -262,7 +262,7 @@ impl<C: Connector> Messages<C> {
                 return true;
             }
             let Pause::Sleep(sleep) = self.pause() else { continue };
-            // Not before the first sleep: it would wake a peer that takes turns with this rank every time.
+            // Not before the first sleep: otherwise a peer that takes turns with this rank would be woken every time.
             if self.patience.sleeps() > 1 {
                 self.tell_all_credit();
             }
@@ -286,7 +286,7 @@ impl<C: Connector> Messages<C> {
         pause
     }
 
-    /// Returns the bell that every link of this rank rings; `None` if there is none that all of them ring.
+    /// Returns the bell that every link of this rank rings; `None` if there is no such bell.
     fn bell(&self) -> Option<Arc<dyn Bell>> {
         let mut bell = self.connector.is_complete().then_some(None)?;
         for channel in self.channels.iter().flatten().filter(|channel| channel.end().is_none()) {

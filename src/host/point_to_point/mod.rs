@@ -6,9 +6,10 @@
 //!
 //! A short message (up to 64 KiB) is sent at once, and the send is complete when the link has taken it. If no receive
 //! matches yet, the receiving rank buffers it: up to 64 MiB over all peers, shared out evenly, with at least 1 MiB for
-//! each. The sender keeps account. When that credit is used up, its further messages to that peer wait until some have
-//! been received. Their sends stay pending, but links are still read, so nothing else is held up. A long message is
-//! announced first. When a receive has matched it, it moves in pieces from the sender's memory to the receiver's.
+//! each. This is the sender's credit with that rank, and the sender keeps track of it. When it is used up, further
+//! messages to that peer wait until earlier ones have been received. Their sends stay pending, but links are still
+//! read, so nothing else is held up. A long message is announced first. When a receive has matched it, it moves in
+//! pieces from the sender's memory to the receiver's.
 //!
 //! A send or a receive may be given up at any time. No message is lost without notification. A short message that has
 //! begun to be written is sent. Any other send that is given up leaves a note in its place, and the receive that
@@ -58,8 +59,8 @@ pub(crate) trait Connector {
     type Link: ByteLink;
 
     /// Returns a link to `peer`, to send on it or to notice the peer's death while waiting for it. Called at most once
-    /// for each peer, unless it fails. It must not depend on the peer doing anything meanwhile: the peer may be in this
-    /// function too, waiting for this rank.
+    /// for each peer, unless it fails. An implementation must not depend on the peer doing anything meanwhile: the peer
+    /// may be in this function too, and wait for this rank.
     fn connect(&mut self, peer: usize) -> Result<Self::Link, Interrupted>;
 
     /// Returns the links that peers have opened to this rank since the last call, with the ranks that opened them. Must
@@ -71,7 +72,8 @@ pub(crate) trait Connector {
         false
     }
 
-    /// Returns a descriptor that becomes readable when a peer opens a link; `None` if that must be polled now and then.
+    /// Returns a descriptor that becomes readable when a peer opens a link; `None` if the connector must be polled now
+    /// and then.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 }
 
@@ -97,7 +99,7 @@ pub(crate) struct Envelope {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum MessageError {
     /// The two sides use different element types. Nothing was written.
-    #[error("a message of {sent} met a receive of {expected} (the other side is rank {peer})")]
+    #[error("a message of {sent} does not match a receive of {expected} (the other side is rank {peer})")]
     TypeMismatch {
         /// The other side.
         peer: usize,
@@ -107,7 +109,7 @@ pub(crate) enum MessageError {
         expected: TypeTag,
     },
     /// The message is longer than the receive's memory. Nothing was written.
-    #[error("a message of {sent} B met a receive of {capacity} B (the other side is rank {peer})")]
+    #[error("a message of {sent} B does not fit a receive of {capacity} B (the other side is rank {peer})")]
     Truncated {
         /// The other side.
         peer: usize,
@@ -117,7 +119,7 @@ pub(crate) enum MessageError {
         capacity: usize,
     },
     /// The receiver has no memory for the object.
-    #[error("there is no memory for an object of {sent} B (the other side is rank {peer})")]
+    #[error("the receiver has no memory for an object of {sent} B (the other side is rank {peer})")]
     NoMemory {
         /// The other side.
         peer: usize,
@@ -125,7 +127,10 @@ pub(crate) enum MessageError {
         sent: usize,
     },
     /// The object is larger than its receiver accepts.
-    #[error("an object of {sent} B met a receive that takes {most} B at most (Config::object_limit_bytes; the other side is rank {peer})")]
+    #[error(
+        "an object of {sent} B is larger than the limit of the receive, {most} B (Config::object_limit_bytes; the other side is rank \
+         {peer})"
+    )]
     TooLarge {
         /// The other side.
         peer: usize,
@@ -145,9 +150,7 @@ pub(crate) enum MessageError {
     },
     /// The receiver gave up in the middle of a long message, and could not keep it, or its next receive could not take
     /// it.
-    #[error(
-        "rank {peer} gave up receiving this message in the middle of it, and no other receive there could take it: the message is lost"
-    )]
+    #[error("rank {peer} gave up receiving this message partway, and no other receive there could take it: the message is lost")]
     Abandoned {
         /// The receiver.
         peer: usize,

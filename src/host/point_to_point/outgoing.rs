@@ -136,11 +136,11 @@ impl Outgoing {
     /// Adds credit for messages that the peer has received.
     pub(super) fn add_credit(&mut self, cost: u64, limit: usize) -> Result<(), String> {
         let credit = usize::try_from(cost).ok().and_then(|cost| self.credit.checked_add(cost)).filter(|credit| *credit <= limit);
-        self.credit = credit.ok_or_else(|| format!("word that it has taken messages of {cost} B, more than were sent"))?;
+        self.credit = credit.ok_or_else(|| format!("an acknowledgement of {cost} B of messages, more than were sent"))?;
         Ok(())
     }
 
-    /// Queues an answer, an abort reason, or a cancel. It goes before everything that has not begun.
+    /// Queues an answer, an abort reason, or a cancellation, before everything that has not begun.
     pub(super) fn answer(&mut self, frame: Frame) {
         self.answers.push_back(frame);
     }
@@ -161,7 +161,7 @@ impl Outgoing {
     }
 
     /// Removes a send. If a frame of it was begun, the rest of that frame is copied, so that the send's memory is free.
-    /// Returns whether the complete message will be sent then, which is so for a short one.
+    /// Returns whether the complete message will still be sent, which is the case for a short one.
     pub(super) fn forget(&mut self, send: u32, matching_state: &MatchingState) -> bool {
         self.messages.retain(|posting| *posting != Posting::Message(send));
         self.pieces.retain(|other| *other != send);
@@ -198,7 +198,7 @@ impl Outgoing {
         self.current = Some(Current { head, head_bytes, payload: Payload::Message(send), written });
     }
 
-    /// Writes what can be written now. Returns whether that was anything.
+    /// Writes what can be written now. Returns whether anything was written.
     pub(super) fn write<L: ByteLink>(&mut self, link: &mut L, matching_state: &mut MatchingState) -> io::Result<bool> {
         let mut total = 0;
         while total < PASS_BYTES {

@@ -50,7 +50,7 @@ impl Source {
     }
 }
 
-/// The destination of a message that is being received. It exists as long as a [`Source`] does. If it holds `bool`s,
+/// The destination of a message that is being received. Its lifetime is like that of a [`Source`]. If it holds `bool`s,
 /// dropping it makes all of them valid, however the request ended.
 #[derive(Debug)]
 pub(super) struct Destination {
@@ -284,7 +284,7 @@ impl Requests {
         }
     }
 
-    /// Makes the ticket of a request void while the request itself must stay.
+    /// Voids the ticket of a request that must itself stay.
     pub(super) fn disown(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         slot.generation = slot.generation.wrapping_add(1);

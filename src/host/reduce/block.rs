@@ -78,7 +78,7 @@ unsafe fn fold_two<S: Copy>(into: *mut S, a: *const S, b: *const S, count: usize
         let (into, b) = unsafe { (slice::from_raw_parts_mut(into, count), slice::from_raw_parts(b, count)) };
         into.iter_mut().zip(b).for_each(|(into, b)| *into = one(*into, *b));
     } else {
-        // SAFETY: `count` elements each; the destination is not the first input, hence does not overlap it, and may be
+        // SAFETY: `count` elements each; the destination is not the first input, so does not overlap it, and may be
         // the last.
         unsafe { fold_last(into, slice::from_raw_parts(a, count), b, one) }
     }

@@ -1,6 +1,6 @@
 //! Folds by the caller's own function, with the element type erased.
 
-#![expect(unsafe_code, reason = "the element type is given back to memory that comes as bytes")]
+#![expect(unsafe_code, reason = "restores the element type of memory that comes as bytes")]
 
 use std::mem::MaybeUninit;
 use std::sync::Arc;
@@ -63,8 +63,8 @@ impl<T: Data> ErasedFold for CustomFold<T> {
     }
 }
 
-/// Returns room for a block of elements. An element that is larger than a block, or has a larger alignment, gets
-/// allocated room for one; this is rare.
+/// Returns room for a block of elements. If an element is larger than a block, or has a larger alignment, room for one
+/// element is allocated; this is rare.
 fn room<'a, T>(scratch: &'a mut Scratch, large: &'a mut Vec<MaybeUninit<T>>) -> &'a mut [MaybeUninit<T>] {
     if Scratch::capacity::<T>() > 0 {
         return scratch.room();
@@ -90,7 +90,7 @@ impl<T: Data> Block<'_, T> {
     ///
     /// `bytes` is a whole number of elements, and at most what the room holds. `into` is writable for `bytes` bytes,
     /// and every input is readable for as many from byte `start` on, all initialised, to which nothing writes now.
-    /// `staged` is present if elements consist of `bool`s, and unless all of `rest` are aligned.
+    /// `staged` is present if elements consist of `bool`s, or if not all of `rest` are aligned.
     unsafe fn fold(&mut self, into: *mut u8, first: *const u8, rest: &[*const u8], start: usize, bytes: usize) {
         let count = bytes / size_of::<T>();
         // SAFETY: the caller guarantees the input from `start` on, and that the room holds as much.

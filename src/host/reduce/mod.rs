@@ -8,7 +8,7 @@
 //!
 //! - The result does not depend on the instruction set, on where a buffer starts, or on which input is the destination.
 //! - Min and Max treat -0 as less than +0.
-//! - A computed NaN is the type's positive quiet one. (A fold of one input computes nothing: it copies.)
+//! - A computed NaN is the type's positive quiet NaN. (A fold of one input computes nothing: it copies.)
 //!
 //! # Design
 //!

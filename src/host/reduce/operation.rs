@@ -24,7 +24,7 @@ pub(super) struct Least;
 pub(super) struct Greatest;
 /// The sum, followed by the division.
 pub(super) struct Mean;
-/// The same for integers whose division does not vectorise, if the divisor is a power of two.
+/// The mean of integers whose division does not vectorise, if the divisor is a power of two.
 pub(super) struct MeanByShift;
 pub(super) struct And;
 pub(super) struct Or;

@@ -1,6 +1,6 @@
 //! The choice of a loop for each operation and element type, and the multiplication that precedes a `PreMulSum`.
 
-#![expect(unsafe_code, reason = "what is chosen here is called here, on elements of a type known at run time")]
+#![expect(unsafe_code, reason = "calls the function that is chosen here, on elements of a type known at run time")]
 
 use std::num::NonZeroU64;
 use std::ops::{Mul, Range};
@@ -42,7 +42,7 @@ impl Functions {
     }
 }
 
-/// Returns the loops for `op` on `dtype`. They may divide by no other number than `divisor`.
+/// Returns the loops for `op` on `dtype`. They may divide only by `divisor`.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! How the bytes of a call are cut into steps, and which area carries a step. It depends only on what the call's
+//! Cuts the bytes of a call into steps, and chooses the area that carries a step. Both depend only on what the call's
 //! fingerprint contains, so that all ranks choose the same.
 
 use std::ops::Range;
@@ -53,9 +53,9 @@ impl Area {
     }
 }
 
-/// How much goes into one step of a large call, by collective; the same on every rank. Small steps let one rank copy in
-/// while others copy out, and keep their bytes in the nearest caches. If ranks share processors, each step waits until
-/// every rank has had a turn on a processor, which costs more than either saves.
+/// The bytes that go into one step of a large call, by collective; the same on every rank. Small steps let one rank
+/// copy in while others copy out, and keep their bytes in the nearest caches. If ranks share processors, each step
+/// waits until every rank has had a turn on a processor, which costs more than small steps save.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct StepSizes {
     is_crowded: bool,
@@ -194,7 +194,7 @@ fn grain(element_bytes: usize) -> usize {
     }
 }
 
-/// Whether a result of `bytes` bytes is written past the cache.
+/// Whether a result of `bytes` bytes is written with stores that bypass the cache.
 #[inline]
 pub(super) const fn streams(bytes: usize) -> bool {
     bytes >= STREAM_FROM_BYTES
@@ -214,7 +214,7 @@ pub(super) struct Shares {
 }
 
 impl Shares {
-    /// Splits `bytes` between elements into nearly equal parts, one for each rank; the last may be empty.
+    /// Splits `bytes`, between elements, into nearly equal parts, one for each rank; the last may be empty.
     pub(super) fn new(bytes: usize, ranks: usize, element_bytes: usize) -> Self {
         Self { bytes, each: bytes.div_ceil(ranks).next_multiple_of(grain(element_bytes)) }
     }

@@ -75,8 +75,8 @@ impl Control {
         self.sleepers.light.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Orders what this rank has published before its check for sleepers. Of a sleeper's last look and this rank's
-    /// check, at least one sees what the other has stored.
+    /// Orders what this rank has published before its check for sleepers. So at least one of the two sees what the
+    /// other has stored: a sleeper in its last look, or this rank in its check.
     #[inline]
     pub(super) fn fence() {
         fence(Ordering::SeqCst);
@@ -134,7 +134,7 @@ pub(super) struct Lightness {
 
 impl Lightness {
     /// Records that this rank sleeps and soon will again, so that the others check for it after each publish. Returns
-    /// whether they did not before.
+    /// whether this is new to them.
     pub(super) fn grow(&self, control: &Control) -> bool {
         let was_heavy = self.publishes.swap(LIGHT_FOR, Relaxed) == 0;
         if was_heavy {
@@ -203,8 +203,8 @@ impl AbortRecord {
 pub(super) struct Member {
     departed: AtomicU32,
     locked: AtomicU32,
-    /// The step in which it left early a call for which buffers were lent; 0 for none. That ends the group, so there is
-    /// at most one.
+    /// The step in which it left a call with lent buffers early; 0 if it never has. Leaving early ends the group, so
+    /// there is at most one such step.
     left_at: AtomicU64,
     /// Number of processors that the system lets it keep busy, by quota or affinity.
     available: AtomicU32,
@@ -236,7 +236,7 @@ impl Member {
     }
 
     /// Records that the rank leaves a call in this step, and reads nothing more of what others have lent. Must come
-    /// before its caller goes on.
+    /// before the rank's caller goes on.
     pub(super) fn leave_at(&self, step: u64) {
         self.left_at.store(step, Ordering::Release);
     }

@@ -1,10 +1,10 @@
-//! How the region's descriptor gets from the leader to the other ranks of the host: over an abstract unix socket, whose
-//! name is in no file system. Only processes that prove to know a key receive it. The key is the job's secret, or, if
-//! there is none, a random one that the leader sends to the ranks through the exchange. The user ID at the other end is
-//! checked first. It proves nothing: all users that a namespace does not know have the same ID there. Process IDs are
-//! not checked: a process of another namespace has none.
+//! Passes the region's descriptor from the leader to the other ranks of the host, over an abstract Unix socket, whose
+//! name is in no file system. Only processes that prove that they know a key receive it. The key is the job's secret,
+//! or, if there is none, a random one that the leader sends to the ranks through the exchange. The user ID at the other
+//! end is checked first. This check proves nothing: all users that a namespace does not know have the same ID there.
+//! Process IDs are not checked: a process of another namespace has none.
 
-#![expect(unsafe_code, reason = "who is connected is asked by hand: the safe form fails for a process without a number")]
+#![expect(unsafe_code, reason = "reads SO_PEERCRED through libc: the safe form fails for a process without a number")]
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -99,7 +99,7 @@ impl DescriptorServer {
             }
             let Some(connection) = crate::base::event::lock(&self.spare).accept(accept) else { break };
             let _ = send(&connection, &Reason::Starved.to_reply());
-            refuse(clients, "there is no descriptor left for it");
+            refuse(clients, "this process has no descriptor left for it");
         }
         for connection in accepted {
             match check_user(connection.as_fd()) {
@@ -135,7 +135,7 @@ impl Client {
             })?;
             let proven = self.responder.proven();
             if proven.is_some_and(|context| context != name.as_bytes()) {
-                return Err(AuthenticationError::Junk("it wanted to get in elsewhere".to_owned()));
+                return Err(AuthenticationError::Junk("its proof names another socket".to_owned()));
             }
             if reply.is_some_and(|reply| send(&self.connection, &reply).is_err()) {
                 return Ok(false);
@@ -165,7 +165,7 @@ fn check_user(connection: BorrowedFd<'_>) -> io::Result<()> {
     if theirs == own {
         return Ok(());
     }
-    Err(io::Error::new(io::ErrorKind::Unsupported, format!("the socket belongs to another user ({theirs}; this process's is {own})")))
+    Err(io::Error::new(io::ErrorKind::Unsupported, format!("the socket belongs to another user ({theirs}; this process runs as {own})")))
 }
 
 /// Returns the user at the other end of a connection, as this namespace numbers users.
@@ -186,7 +186,7 @@ fn hand_over(client: &OwnedFd, file: BorrowedFd<'_>) {
     let files = [file];
     control.push(SendAncillaryMessage::ScmRights(&files));
     if let Err(error) = rustix::net::sendmsg(client, &[IoSlice::new(&[1])], &mut control, SendFlags::NOSIGNAL) {
-        crate::base::event::debug!(%error, "a client left before it had the shared memory");
+        crate::base::event::debug!(%error, "a client disconnected before it received the shared memory");
     }
 }
 
@@ -207,7 +207,7 @@ fn timespec(limit: Duration) -> Timespec {
 /// Fetches the region's descriptor from the leader that listens under `name` and knows the key.
 pub(super) fn fetch(name: &str, key: &Secret, deadline: &Deadline) -> io::Result<OwnedFd> {
     if name.len() > authentication::CONTEXT_BYTES {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "no leader's socket has so long a name"));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the name of the leader's socket is too long"));
     }
     let connection = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
     let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
@@ -223,7 +223,7 @@ pub(super) fn fetch(name: &str, key: &Secret, deadline: &Deadline) -> io::Result
     check_user(connection.as_fd())?;
     prove(&connection, name, key, deadline)?;
     let file = patiently(&connection, deadline, || receive(&connection))?;
-    file.ok_or_else(|| io::Error::new(io::ErrorKind::UnexpectedEof, "the leader hung up without handing over the shared memory"))
+    file.ok_or_else(|| io::Error::new(io::ErrorKind::UnexpectedEof, "the leader closed the connection without sending the shared memory"))
 }
 
 /// Proves to the leader that this process knows the key, and checks that the leader knows it too.
@@ -244,7 +244,7 @@ fn prove(connection: &OwnedFd, name: &str, key: &Secret, deadline: &Deadline) ->
             Err(error) => return Err(error),
         };
         if read == 0 {
-            return Err(refused(AuthenticationError::Junk("the leader hung up instead of a proof".to_owned())));
+            return Err(refused(AuthenticationError::Junk("the leader closed the connection instead of sending a proof".to_owned())));
         }
         match initiator.receive(&bytes[..read]).map_err(refused)? {
             Step::Listen => {}
@@ -254,8 +254,8 @@ fn prove(connection: &OwnedFd, name: &str, key: &Secret, deadline: &Deadline) ->
     }
 }
 
-/// Sends bytes of a proof. A leader that has hung up is no error yet: what it sent before can still be read, and gives
-/// the reason.
+/// Sends bytes of a proof. A leader that has hung up is not an error yet: what it sent before can still be read, and
+/// gives the reason.
 fn say(connection: &OwnedFd, words: &[u8]) -> io::Result<()> {
     send(connection, words).or_else(|error| if has_hung_up(&error) { Ok(()) } else { Err(error) })
 }
@@ -349,7 +349,7 @@ mod tests {
             let deadline = Deadline::after(Duration::from_secs(10));
             // Nor is anything accepted from a leader without the key.
             let error = fetch(name, &secret(2), &deadline).unwrap_err();
-            assert!(error.kind() == io::ErrorKind::PermissionDenied && error.to_string().contains("another secret"), "{error}");
+            assert!(error.kind() == io::ErrorKind::PermissionDenied && error.to_string().contains("a different secret"), "{error}");
             // A process that has found only the name.
             let silent = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).unwrap();
             rustix::net::connect(&silent, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
@@ -368,7 +368,7 @@ mod tests {
         };
         let (leader, rank) = pair();
         drop(leader);
-        expect(refusal(rank), "hung up");
+        expect(refusal(rank), "closed the connection");
         // Like a leader without a secret, which hands over the file at once.
         let (leader, rank) = pair();
         send(&leader, &[1]).unwrap();
@@ -379,7 +379,7 @@ mod tests {
         let proving = std::thread::spawn(move || refusal(rank));
         poll(&mut [PollFd::from_borrowed_fd(leader.as_fd(), PollFlags::IN)], Some(&timespec(patience))).unwrap();
         drop(leader);
-        expect(proving.join().unwrap(), "hung up");
+        expect(proving.join().unwrap(), "closed the connection");
     }
 
     /// Returns what a process of another user gets that connects to `name` and opens what this process has under
@@ -496,7 +496,7 @@ mod tests {
             assert_eq!(receive(&silent).unwrap_err(), Errno::AGAIN, "it was let in, and got nothing");
             guess
         });
-        assert!(guess.to_string().contains("another secret"), "{guess}");
+        assert!(guess.to_string().contains("a different secret"), "{guess}");
         drop(leader.stdin.take());
         lines.for_each(drop);
         assert!(leader.wait().unwrap().success());

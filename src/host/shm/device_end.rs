@@ -1,9 +1,9 @@
-//! Why a rank has given up on its device: a word that the ranks of one host share. It is separate from the end of the
-//! host backend, which stays in use after a device has failed.
+//! A word that the ranks of one host share, in which a rank records why it has given up on its device. It is separate
+//! from the end of the host backend, which stays in use after a device has failed.
 //!
-//! It is written before the rank's kernels are cut off, and read after the device has done a call. What a rank sends
-//! after it was cut off is invalid, and its neighbours may take it for a result. A rank that could have taken it finds
-//! the word.
+//! A rank writes it before its kernels are cut off, and reads it after its device has done a call. Data that a rank
+//! sends after it was cut off is invalid, and its neighbours may take that data for a result. A rank that could have
+//! taken it finds the word.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,15 +21,15 @@ impl DeviceEnd {
         Self(region)
     }
 
-    /// Records why this rank gives up, unless a rank already has. What this thread does next comes after it for all
-    /// ranks.
+    /// Records why this rank gives up, unless a rank already has. Every rank sees this before what this thread does
+    /// next.
     pub(crate) fn post(&self, abort_reason: AbortReason) {
         let word = self.0.control().device_end();
         let _ = word.compare_exchange(0, to_word(abort_reason), Ordering::SeqCst, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// Returns why a rank has given up, if one did before what this thread has seen.
+    /// Returns why a rank has given up, if it recorded that before something that this thread has seen.
     pub(crate) fn read(&self) -> Option<AbortReason> {
         fence(Ordering::SeqCst);
         from_word(self.0.control().device_end().load(Ordering::SeqCst))
@@ -42,8 +42,8 @@ impl fmt::Debug for DeviceEnd {
     }
 }
 
-/// Encodes a reason in one word: its kind above, two ranks below. A reason that holds anything else becomes a failure
-/// of its first rank, except a silence, which keeps its seconds.
+/// Encodes a reason in one word: its kind in the upper bits, two ranks in the lower ones. A reason that holds anything
+/// else becomes a failure of its first rank, except a silence, which keeps its seconds.
 fn to_word(abort_reason: AbortReason) -> u64 {
     let (kind, first, second) = match abort_reason {
         AbortReason::Lost { rank } => (1, rank, 0),
@@ -71,7 +71,7 @@ fn from_word(word: u64) -> Option<AbortReason> {
     }
 }
 
-/// The bits of a rank: two ranks fit beside a kind.
+/// The number of bits of a rank: two ranks fit beside a kind.
 const RANK_BITS: u32 = 28;
 const RANK: u64 = (1 << RANK_BITS) - 1;
 

@@ -1,10 +1,11 @@
 //! Large collectives on windows: ranks read each other's buffers in place, and copy nothing into slots.
 //!
 //! Once a group has had a window, every large call begins with a step in which each rank offers its buffers: the
-//! windows that hold them, and their positions in these. The call is done directly if the sources of all ranks lie in
-//! one window, and likewise the destinations, as far as the call needs them. Every rank has mapped such a window, since
-//! it offers a part of it. Otherwise the call goes on like any other. A last step confirms that all ranks are done with
-//! all buffers. What happens to those of a rank that does not reach it is described in [`lent`](super::lent).
+//! windows that hold them, and their positions in those windows. The call is done directly if the sources of all ranks
+//! lie in one window, and likewise the destinations, as far as the call needs them. Every rank has mapped such a
+//! window, since it offers a part of it. Otherwise the call goes on like any other. A last step confirms that all ranks
+//! are done with all buffers. [`lent`](super::lent) describes what happens to the buffers of a rank that does not reach
+//! this step.
 
 #![expect(unsafe_code, reason = "reads the buffers of peers")]
 
@@ -53,8 +54,9 @@ impl Group {
             lent.reach_all(range.start + mine.start, mine.len(), memory.source, context)?;
             if !mine.is_empty() {
                 let into = memory.destination.wrapping_add(range.start + mine.start);
-                // SAFETY: of all sources, no rank writes to this share but this rank, to its own, if that is its
-                // destination: an input at the same address. Ranks that want the result wait for the next step.
+                // SAFETY: no other rank writes to this share of any source. This rank writes only to its own source, if
+                // that is its destination: then that input has the same address. Ranks that want the result wait for
+                // the next step.
                 unsafe { fold.fold(into, &lent.inputs, mine.len(), last) };
             }
             let (step, fingerprint) = (lent.next_step(), lent.fingerprint);
@@ -64,8 +66,8 @@ impl Group {
                 let start = range.start + share.start;
                 let from = lent.reach(rank, Side::Destination, start, share.len(), context)?;
                 if rank != lent.me {
-                    // SAFETY: its owner has folded this share, was met since, and writes to it no more. It has also
-                    // read this share of this rank's source, which may be the same memory as the destination.
+                    // SAFETY: its owner has folded this share, has been met since, and no longer writes to it. It has
+                    // also read this share of this rank's source, which may be the same memory as the destination.
                     unsafe { copy_out(from, memory.destination.wrapping_add(start), share.len(), streams) };
                 }
             }
@@ -92,8 +94,8 @@ impl Group {
         for range in Chunking::folds(len, 1, fold.element_bytes(), TURN_BYTES).pieces().filter(|range| !range.is_empty()) {
             lent.go_on(context)?;
             lent.reach_all(offset + range.start, range.len(), memory.source, context)?;
-            // SAFETY: of all sources, no rank writes to this block but this rank, to its own, if that is its
-            // destination: an input at the same address.
+            // SAFETY: no other rank writes to this block of any source. This rank writes only to its own source, if
+            // that is its destination: then that input has the same address.
             unsafe { fold.fold(memory.destination.wrapping_add(range.start), &lent.inputs, range.len(), last) };
         }
         lent.close(context).map(Some)
@@ -242,7 +244,7 @@ impl Group {
         }
     }
 
-    /// Sets the inputs of a fold: this part of every source, the own one through the caller's pointer.
+    /// Sets the inputs of a fold: this part of every source, with this rank's own through the caller's pointer.
     fn reach_all(&mut self, start: usize, bytes: usize, own: *const u8, context: &CallContext<'_>) -> Result<(), Interrupted> {
         for rank in 0..self.ranks {
             self.inputs[rank] = self.reach(rank, Side::Source, start, bytes, context)?;

@@ -10,7 +10,7 @@
 //! `s` is never beyond `s`.
 //!
 //! The flag is stored with release order after the area was written, and loaded with acquire order before an area is
-//! read. The chain "read, then set the own flag" and "see that flag, then write" orders the reads before the
+//! read. The chain "read, then set this rank's flag" and "see that flag, then write" orders the reads before the
 //! overwriting as well. On x86 both are plain moves; no fence is needed anywhere.
 
 use crate::base::sync::{AtomicU64, Ordering};

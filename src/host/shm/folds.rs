@@ -1,7 +1,7 @@
 //! Collectives that fold: all-reduce, reduce and reduce-scatter.
 //!
-//! Every fold takes the inputs of all ranks at once, in local order, so that the bits are the same on every rank and
-//! for every way of cutting.
+//! Every fold takes the inputs of all ranks at once, in local order, so that the bits are the same on every rank,
+//! however the vector is cut.
 
 #![expect(unsafe_code, reason = "folds the caller's raw memory and the mapped areas")]
 
@@ -56,7 +56,7 @@ impl Group {
         Ok(())
     }
 
-    /// Folds all ranks' vectors to the root. The others' destination is not touched.
+    /// Folds all ranks' vectors to the root. The other ranks' destinations are not touched.
     ///
     /// # Safety
     ///
@@ -169,7 +169,7 @@ impl Group {
             let step = self.next_step_of(&chunking);
             let area = self.area(self.me, step, Area::Slot);
             // SAFETY: the caller's source; this rank's area of a step that it has not published, which no rank reads
-            // now. What is not copied is this rank's own share, which no other rank reads at all.
+            // now. The part that is not copied is this rank's own share, which no other rank reads at all.
             unsafe {
                 self.stores.copy(source, area, mine.start);
                 self.stores.copy(source.wrapping_add(mine.end), area.add(mine.end), range.len() - mine.end);
@@ -215,8 +215,9 @@ impl Group {
     ///
     /// # Safety
     ///
-    /// The source holds every block, the destination this rank's, all of whole elements and aligned to them, whose
-    /// alignment is at most a page. The two share no byte, or the destination is this rank's block of the source.
+    /// The source holds every block, and the destination holds this rank's. All blocks consist of whole elements and
+    /// are aligned to them, and an element's alignment is at most a page. The two share no byte, or the destination is
+    /// this rank's block of the source.
     pub(crate) unsafe fn reduce_scatter<F: Fold + ?Sized>(
         &mut self,
         memory: Memory,
@@ -270,7 +271,7 @@ impl Group {
         self.inputs[self.me] = own;
     }
 
-    /// Refuses elements that fit into no slot. The outcome is the same on every rank that makes the same call.
+    /// Refuses elements that do not fit into a slot. The outcome is the same on every rank that makes the same call.
     fn check_element(&mut self, element_bytes: usize, context: &CallContext<'_>) -> Result<(), Interrupted> {
         if element_bytes <= MAX_ELEMENT_BYTES {
             return Ok(());

@@ -24,8 +24,8 @@ impl Exchange for Scripted<'_> {
     }
 }
 
-/// Takes any bytes as the leader's report of where its region is available, and as its report of how that went: no rank
-/// gets anything, and each error gives the reason.
+/// Takes any bytes as the leader's two reports, on where its region is available and on the outcome. No rank gets
+/// anything, and each error gives the reason.
 pub fn shared_memory_file(data: &[u8]) {
     let half = data.first().map_or(0, |length| usize::from(*length)).min(data.len().saturating_sub(1));
     let (blob, verdict) = data.get(1..).unwrap_or_default().split_at(half);
@@ -45,7 +45,7 @@ pub fn shared_memory_file(data: &[u8]) {
         secret: None,
     };
     match shared_file.share(&mut exchange, false, 0, &Deadline::after(Duration::from_millis(200))) {
-        Ok(()) => panic!("a region was delivered by nobody"),
+        Ok(()) => panic!("a region was delivered, and no rank had one"),
         Err(ShareError::Here(error)) => assert!(error.to_string().contains("rank 0"), "{error}"),
         Err(ShareError::There(rank, _)) => assert_eq!(rank, 0),
         Err(ShareError::Exchange(error)) => panic!("the exchange did not fail: {error}"),
@@ -76,9 +76,9 @@ const GUARD: u64 = 0xa5a5_a5a5_a5a5_a5a5;
 #[repr(C, align(128))]
 struct Lines([AtomicU64; 16]);
 
-/// Runs any sequence of writes and reads on both ends of a ring, each with its length, and of words that a faulty peer
-/// stores where cursors lie. Until then, bytes come out as they went in. Each end reports impossible values, and
-/// nothing beside the ring is touched.
+/// Runs any sequence of writes and reads on both ends of a ring, each with its length, mixed with words that a faulty
+/// peer stores where cursors lie. Until the first such word, bytes come out as they went in. Each end reports
+/// impossible values, and nothing beside the ring is touched.
 pub fn shared_memory_ring(data: &[u8]) {
     let lines: Vec<Lines> = (0..2 + CURSORS_BYTES / 128 + 1).map(|_| Lines(std::array::from_fn(|_| AtomicU64::new(GUARD)))).collect();
     let ring = &lines[1..];

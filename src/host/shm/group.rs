@@ -65,7 +65,7 @@ pub(crate) struct Group {
     pub(super) state: GroupState,
     /// Number of looks before the waiting policy begins.
     pub(super) first_looks: u32,
-    /// How it waits after that, and what it has learnt about waiting.
+    /// How this rank waits after that, and what it has learnt about waiting.
     pub(super) patience: Patience,
     /// Number of ranks that can run at the same time.
     pub(super) running: usize,
@@ -85,8 +85,8 @@ pub(crate) struct Group {
     process: Process,
 }
 
-// SAFETY: only the pointers in `inputs` take `Send` away. They are followed only in the call that has stored them, on
-// its thread.
+// SAFETY: only the pointers in `inputs` prevent `Send`. They are followed only in the call that has stored them, on its
+// thread.
 #[expect(unsafe_code, reason = "raw pointers as scratch space take Send away")]
 unsafe impl Send for Group {}
 
@@ -102,7 +102,7 @@ impl Sharing {
     /// Sets up the shared memory of the ranks `members` (global ranks of this host, ascending). Every rank of the
     /// communicator calls it, each with the members of its own host; it takes two rounds of the exchange. A process
     /// that does not know `secret` gets no part. If the system does not let a rank share memory, the ranks of its host
-    /// do without, unless it is `required`.
+    /// do without, unless shared memory is `required`.
     ///
     /// # Errors
     ///
@@ -153,7 +153,7 @@ fn enter(
     let Some(layout) = RegionLayout::new(members.len()) else {
         let error = Error::Unsupported {
             what: format!("shared memory between {} ranks of one host", members.len()),
-            reason: format!("the most is {MAX_RANKS}; use the tcp transport"),
+            reason: format!("the limit is {MAX_RANKS} ranks; use the tcp transport"),
         };
         return shared_file::abstain(exchange, Err(error), deadline);
     };
@@ -181,7 +181,7 @@ impl Group {
         deadline: &Deadline,
     ) -> Result<Self> {
         let sharing = Sharing::connect(exchange, members, (my_global_rank, world_size), secret, true, deadline)?;
-        sharing.group.ok_or_else(|| Error::argument("connect", "memory that is required is there, or an error is"))
+        sharing.group.ok_or_else(|| Error::argument("connect", "shared memory is required, but is missing without an error"))
     }
 
     fn new(region: Region, members: &[usize], secret: Option<&Secret>) -> Self {
@@ -250,7 +250,8 @@ impl Group {
         self.windows.insert(segment);
     }
 
-    /// Unmaps what was dropped since the last call. Between calls only: this takes `&mut self`, and so do calls.
+    /// Unmaps what was dropped since the last call. This happens only between calls, since they take `&mut self` as
+    /// well.
     #[inline]
     pub(crate) fn forget_dropped(&mut self) {
         self.windows.forget_dropped();
@@ -322,6 +323,6 @@ fn check_members(members: &[usize], my_global_rank: usize, world_size: usize) ->
     let inside = members.last().is_some_and(|last| *last < world_size) && u32::try_from(world_size).is_ok();
     let me = members.iter().position(|rank| *rank == my_global_rank);
     me.filter(|_| ascending && inside).ok_or_else(|| Error::Conflict {
-        reason: format!("rank {my_global_rank} of {world_size} was told that its host has the ranks {members:?}"),
+        reason: format!("rank {my_global_rank} of {world_size} got an invalid list of the ranks on its host: {members:?}"),
     })
 }

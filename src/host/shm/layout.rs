@@ -1,4 +1,4 @@
-//! Where everything lies in the region: pure arithmetic, the same on every rank.
+//! Computes where everything lies in the region: pure arithmetic, the same on every rank.
 //!
 //! For `L` ranks, in this order: one control block, `L` member records, `L` pairs of mailboxes (8.4 KiB each pair), `L`
 //! slot rings ([`RegionLayout::slot_ring_bytes`] each), and a ring per ordered pair and channel
@@ -72,9 +72,9 @@ impl RegionLayout {
         6 * Self::slot_bytes_for(ranks)
     }
 
-    /// Returns 4 MiB for 2 ranks, more than two second-level caches, for the same reason as
-    /// [`slot_ring`](super::slot_ring). A quarter of that for each doubling, down to 4 KiB: the number of rings grows
-    /// with the square of the ranks.
+    /// Returns 4 MiB for 2 ranks, which is more than two second-level caches, for the same reason as in
+    /// [`slot_ring`](super::slot_ring). Each doubling of the ranks divides this by four, down to 4 KiB: the number of
+    /// rings grows with the square of the ranks.
     const fn ring_bytes_for(ranks: usize) -> usize {
         match ranks {
             0..=2 => 4 << 20,
@@ -86,7 +86,7 @@ impl RegionLayout {
         }
     }
 
-    /// Returns the most that a step carries. A slot ring holds at least three times as much.
+    /// Returns the maximum number of bytes that a step carries. A slot ring holds at least three times as much.
     pub(super) const fn slot_bytes(&self) -> usize {
         Self::slot_bytes_for(self.ranks)
     }

@@ -4,8 +4,8 @@
 //! that were offered in the call's first step. From then on a buffer is **lent**. As long as any rank may be reading
 //! it, what is read does not change:
 //!
-//! - Within the call, a rank writes to its own buffers alone, and there only to what no other rank reads before it has
-//!   met this one again.
+//! - Within the call, a rank writes only to its own buffers, and there only to parts that no other rank reads before
+//!   the two have met again.
 //! - A call that succeeds ends with a step that each rank publishes when it has read all that it needs. A rank that has
 //!   met the others there has its buffers back.
 //! - A rank that leaves in any other way (an error, an abort, a deadline, the panic of a custom op) does not know which
@@ -13,11 +13,11 @@
 //!   may wait for this very rank. So before the buffers return to its caller, their segments are made private. A
 //!   private view of the same pages, mapped when the window was made, takes the segment's place in this rank's mapping
 //!   (`mremap`; readers have mappings of their own). The caller may then write to the buffers, give them back to the
-//!   system or end the communicator. What the others read exists until the last mapping of the file is gone. [`Lent`]
-//!   does this in its drop, so that every way out of a call passes it.
+//!   system or end the communicator. The memory that the others read exists until the last mapping of the file is gone.
+//!   [`Lent`] does this in its drop, so that every way out of a call passes it.
 //!
-//! What is read can thus be handed to a custom op as a slice, and be folded through references. This holds for ranks
-//! that run this crate. No mapping prevents what the ranks of a job could otherwise do to each other's memory.
+//! So the bytes that are read can be handed to a custom op as a slice, and be folded through references. This holds for
+//! ranks that run this crate. No mapping prevents what the ranks of a job could otherwise do to each other's memory.
 //!
 //! **If a segment cannot be made private**, the rank waits until no rank can be reading: until each other rank has
 //! reached the end of the call, has recorded that it left it, or is gone. A segment cannot be made private if the
@@ -59,8 +59,8 @@ impl<'a> Lent<'a> {
         self.is_read = false;
     }
 
-    /// Runs the last step: all ranks are done with all buffers. Also fails if a rank gave up waiting in it, so that the
-    /// ranks end alike as far as they can know.
+    /// Runs the last step, which confirms that all ranks are done with all buffers. Also fails if a rank gave up
+    /// waiting in it: as far as the ranks can know, they all end in the same way.
     pub(super) fn close(mut self, context: &CallContext<'_>) -> Result<(), Interrupted> {
         let (step, fingerprint) = (self.next_step(), self.fingerprint);
         self.is_closing = true;
@@ -75,7 +75,7 @@ impl<'a> Lent<'a> {
         }
     }
 
-    /// Makes the buffers this rank's own, while other ranks may be reading them.
+    /// Makes the buffers private to this rank, while other ranks may be reading them.
     #[cold]
     fn take_back(&mut self) {
         if self.state == GroupState::Ready {
@@ -87,7 +87,7 @@ impl<'a> Lent<'a> {
         self.region.member(self.me).leave_at(self.step);
         for window in self.offers[self.me].windows() {
             if let Err(error) = self.windows.keep_own(window) {
-                crate::base::event::debug!(%error, window, "a shared buffer could not be made this rank's own");
+                crate::base::event::debug!(%error, window, "a shared buffer could not be made private to this rank");
                 self.await_readers(&error);
             }
         }
@@ -102,8 +102,9 @@ impl<'a> Lent<'a> {
                 // If standard error cannot be written to, nothing else can be done.
                 let _ = writeln!(
                     io::stderr(),
-                    "collectives: rank {rank} may be reading a shared buffer {READERS_LEAVE_WITHIN:?} after the call failed here, and the \
-                     buffer cannot be made private to this rank ({error}): this process ends, since nobody may write to the buffer now"
+                    "collectives: rank {rank} may still be reading a shared buffer {READERS_LEAVE_WITHIN:?} after the call failed \
+                     here, and the buffer cannot be made private to this rank ({error}): this process aborts, because the buffer can no \
+                     longer be written safely"
                 );
                 std::process::abort();
             }

@@ -51,7 +51,7 @@ impl Blocks<'_> {
     }
 }
 
-/// Copies to the caller's destination, past the cache if the call `streams`.
+/// Copies to the caller's destination, with stores that bypass the cache if the call `streams`.
 ///
 /// # Safety
 ///
@@ -151,7 +151,7 @@ impl Group {
         unsafe { self.gather_to(None, memory, blocks, context) }
     }
 
-    /// Copies every rank's block of `bytes` to the root, in rank order. The others' destination is not touched.
+    /// Copies every rank's block of `bytes` to the root, in rank order. The other ranks' destinations are not touched.
     ///
     /// # Safety
     ///

@@ -15,7 +15,7 @@ pub(super) const HUGE_PAGE: usize = 2 << 20;
 /// A readable and writable mapping that is removed when the value is dropped.
 #[derive(Debug)]
 pub(crate) struct Pages {
-    /// The whole mapping. What lies before and after the aligned part is never touched.
+    /// The whole mapping. The bytes before and after the aligned part are never touched.
     reserved: NonNull<u8>,
     reserved_bytes: usize,
     base: NonNull<u8>,
@@ -27,9 +27,9 @@ unsafe impl Send for Pages {}
 // SAFETY: a shared reference gives addresses, and advice to the kernel, which accepts that from any thread.
 unsafe impl Sync for Pages {}
 
-/// A view of a part of a file, in which writes stay private. It is mapped beside the shared mapping, so that it can
-/// take that one's place at once. That needs no descriptor, and nothing that could be lacking by then except a free
-/// entry in the process's list of mappings.
+/// A view of a part of a file, in which writes stay private. It is mapped in advance, beside the shared mapping, so
+/// that it can replace that mapping at once. Replacing it needs no descriptor, and no resource that could be lacking by
+/// then except a free entry in the process's list of mappings.
 #[derive(Debug)]
 pub(super) struct PrivateView {
     base: NonNull<u8>,
@@ -52,11 +52,11 @@ impl PrivateView {
     }
 
     /// Moves the view to an address, in place of what is mapped there. A concurrent reader finds one of the two, never
-    /// nothing. If this fails, what was mapped there still is; if even that is lost, the process ends.
+    /// nothing. If this fails, the old mapping is still there; if even that is lost, the process ends.
     ///
     /// # Safety
     ///
-    /// The pages at `address` are the caller's, as many as this has, and show the same bytes of the same file.
+    /// The pages at `address` are the caller's, as many as this view has, and show the same bytes of the same file.
     unsafe fn move_to(&self, address: *mut u8) -> io::Result<()> {
         let (base, bytes) = (self.base.as_ptr().cast(), self.bytes);
         // If the program locks all its memory, the kernel copied these pages at that time, and the copies are outdated.
@@ -66,10 +66,10 @@ impl PrivateView {
             rustix::mm::munlock(base, bytes)?;
             rustix::mm::madvise(base, bytes, Advice::LinuxDontNeed)?;
         }
-        // SAFETY: the view is this value's. What it replaces is the caller's and shows the same bytes, so that a holder
-        // of addresses there finds unchanged contents. The kernel checks first whether it can, and does it under one
-        // lock; accesses that come in between wait for that. Not through rustix: its backend for the C library passes
-        // the flag of `mmap`, so the call always fails.
+        // SAFETY: the view is this value's. The memory that it replaces is the caller's and shows the same bytes, so
+        // that a holder of addresses there finds unchanged contents. The kernel checks first whether it can, and does
+        // it under one lock; accesses that come in between wait for that. Not through rustix: its backend for the C
+        // library passes the flag of `mmap`, so the call always fails.
         let moved = unsafe { libc::mremap(base, bytes, bytes, libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED, address.cast::<libc::c_void>()) };
         if moved != libc::MAP_FAILED {
             return Ok(());
@@ -86,7 +86,7 @@ fn end_where_unmapped(address: *mut u8, bytes: usize, error: &io::Error) {
     // SAFETY: this asks the kernel to begin writing back pages that lie in memory, which changes nothing.
     if let Err(Errno::NOMEM) = unsafe { rustix::mm::msync(address.cast(), bytes, rustix::mm::MsyncFlags::ASYNC) } {
         eprintln!(
-            "collectives: the system has no memory to make a shared buffer private ({error}), and has unmapped it: this process ends"
+            "collectives: the system has no memory to make a shared buffer private ({error}), and has unmapped it: this process aborts"
         );
         std::process::abort();
     }
@@ -107,7 +107,7 @@ pub(super) fn alignment(bytes: usize, align: usize) -> usize {
 }
 
 impl Pages {
-    /// Maps `bytes` zeros of this process alone, at a multiple of `align` (a power of two).
+    /// Maps `bytes` zero bytes for this process alone, at a multiple of `align` (a power of two).
     pub(super) fn private(bytes: usize, align: usize) -> io::Result<Self> {
         let pages = Self::reserve(bytes, align, ProtFlags::READ | ProtFlags::WRITE)?;
         if bytes >= HUGE_PAGE {
@@ -171,8 +171,8 @@ impl Pages {
         self.base
     }
 
-    /// Makes the kernel allocate memory for a part of a file now, and map it. If there is none, that is an error here;
-    /// later it would be a bus error at the first access.
+    /// Makes the kernel allocate memory for a part of a file now, and map it. If there is no memory, this returns an
+    /// error; later, the first access would be a bus error.
     pub(super) fn populate(&self, file: BorrowedFd<'_>, offset: usize, bytes: usize) -> io::Result<()> {
         if bytes >= HUGE_PAGE {
             // Helps if /sys/kernel/mm/transparent_hugepage/shmem_enabled permits it.
@@ -221,7 +221,7 @@ impl Pages {
         // and their callers are responsible for that (`Segment`): removal, after which the bytes are zeros for all, and
         // discarding private contents of this mapping that are no longer needed.
         if let Err(error) = unsafe { rustix::mm::madvise(self.at(offset).cast(), bytes, advice) } {
-            crate::base::event::debug!(%error, ?advice, bytes, "advice was refused");
+            crate::base::event::debug!(%error, ?advice, bytes, "the kernel refused advice on memory");
         }
     }
 }

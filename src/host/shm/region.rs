@@ -1,7 +1,8 @@
 //! The mapped memory that the ranks of one host share.
 //!
 //! It is an anonymous file (`memfd_create`): it has no name in any file system, and disappears with the last process
-//! that maps it, however that ends. It is sealed against shrinking, so that no mapping of it can turn into a bus error.
+//! that maps it, however that process ends. It is sealed against shrinking, so that no mapping of it can turn into a
+//! bus error.
 
 #![expect(unsafe_code, reason = "owns the mapping and hands out what lies in it; locks of open file descriptions have no safe wrapper")]
 
@@ -43,27 +44,28 @@ pub(super) fn create(name: &str, bytes: usize) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// Returns the bytes of a lap: more than the writer's and the reader's second-level caches, less than half of the
-/// ranks' share of a last-level one.
+/// Returns the bytes of a lap: more than the writer's and the reader's second-level caches, but less than half of the
+/// ranks' share of a last-level cache.
 fn lap_bytes(caches: Caches, ranks: usize) -> usize {
     let wanted = caches.second_level.map_or(USUAL_LAP_BYTES, |bytes| bytes.saturating_mul(LAP_CACHES));
     let share = caches.last_level.map_or(usize::MAX, |(bytes, processors)| bytes / 2 / ranks.min(processors).max(1));
     wanted.min(share).max(LEAST_LAP_BYTES)
 }
 
-/// Refuses more than the size that files of this process may have. To exceed it would end the process by a signal.
+/// Refuses a file that is larger than this process may create: to exceed that limit would end the process by a signal.
 fn check_limit(bytes: usize) -> io::Result<()> {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
     match limit.filter(|limit| *limit < bytes as u64) {
         None => Ok(()),
         Some(limit) => {
-            let message = format!("it is larger than files may be here, {limit} B (RLIMIT_FSIZE); raise the limit: `ulimit -f unlimited`");
+            let message =
+                format!("it is larger than the limit on file sizes, {limit} B (RLIMIT_FSIZE); raise the limit: `ulimit -f unlimited`");
             Err(io::Error::new(io::ErrorKind::FileTooLarge, message))
         }
     }
 }
 
-/// Refuses a file that has another size, or whose size could still be changed. If it shrank, a read would be a bus
+/// Refuses a file that has a different size, or whose size could still be changed. If it shrank, a read would be a bus
 /// error.
 pub(super) fn check(file: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
     let found = rustix::fs::fstat(file)?.st_size;
@@ -80,7 +82,7 @@ pub(super) fn check(file: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
 }
 
 impl Region {
-    /// Maps the file, takes the lock of rank `me` and enters it.
+    /// Maps the file, takes the lock of rank `me`, and enters that rank.
     pub(super) fn enter(file: OwnedFd, layout: RegionLayout, me: usize) -> io::Result<Self> {
         check(file.as_fd(), layout.bytes)?;
         let pages = Pages::of_file(file.as_fd(), layout.bytes, alignment(layout.bytes, 1))?;
@@ -198,7 +200,7 @@ impl Region {
         self.control().wake();
     }
 
-    /// Makes the others check for this rank after each publish for a while. Returns whether they did not before.
+    /// Makes the others check for this rank after each publish for a while. Returns whether this is new to them.
     pub(super) fn sleeps_lightly(&self) -> bool {
         self.lightness.grow(self.control())
     }
@@ -242,7 +244,8 @@ impl Presence {
             // A temporary error, which shows nothing about /proc.
             Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => return Err(error.into()),
             Err(error) => {
-                crate::base::event::warn!(%error, "without /proc the other ranks of this host notice only by their deadlines that this process is gone");
+                crate::base::event::warn!(%error, "the shared memory cannot be reopened through /proc: if this process \
+                     ends, the other ranks of this host notice only when their timeouts pass");
                 return Ok(Self { file: received, locked: false });
             }
         };

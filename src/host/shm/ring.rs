@@ -18,7 +18,7 @@ use crate::host::waiting::Interval;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub(crate) enum Channel {
-    /// Collectives that are not of the whole host alone.
+    /// Collectives that run over links.
     Collective = 0,
     /// Sends and receives.
     PointToPoint = 1,
@@ -48,7 +48,7 @@ impl RingLink {
         Self { sender: end(region.me(), peer), receiver: end(peer, region.me()), peer, tries: 0, liveness: Interval::default(), region }
     }
 
-    /// Counts a fruitless try. Returns whether the peer has left or died, which is checked rarely.
+    /// Counts an attempt without success. Returns whether the peer has left or died, which is checked rarely.
     fn is_peer_gone(&mut self) -> bool {
         self.tries += 1;
         if self.tries < RING_TRIES_PER_LOOK {

@@ -1,12 +1,12 @@
 //! One end of a ring of bytes in shared memory.
 //!
 //! The two cursors count bytes since the start and lie on lines of their own. Each end keeps the other's cursor as it
-//! last saw it, and looks again only when that leaves it nothing to do. Long parts are published in chunks, so that the
-//! reader copies out while the writer still copies in.
+//! last saw it, and looks again only when it would otherwise have nothing to do. Long parts are published in chunks, so
+//! that the reader copies out while the writer still copies in.
 //!
-//! A short write also lies on the writer's line itself, beside its cursor, and so does the beginning of a frame that is
-//! written at once ([`InlineCopy`]). The line that notifies the reader thus also contains what was written. The reader
-//! copies the rest directly to its destination.
+//! A short write is also stored on the writer's line, beside the cursor, and so is the beginning of a frame that is
+//! written at once ([`InlineCopy`]). So the line that notifies the reader also contains these bytes. The reader copies
+//! the rest directly to its destination.
 
 #![expect(unsafe_code, reason = "copies between the caller's slices and the mapped ring")]
 
@@ -46,7 +46,7 @@ const PREFETCHED_BYTES: usize = 2048;
 #[derive(Debug)]
 pub(super) enum Peeked {
     Nothing,
-    /// One write, or the last of several that are this long together: the header shows which.
+    /// One write, or the last of several with this total length: the header shows which.
     Frame(Head),
     /// Something else.
     Other,
@@ -75,7 +75,7 @@ impl End {
         unsafe { &*self.ring.add(8).cast() }
     }
 
-    /// Writes what fits of `parts`, which are `wanted` bytes together. Returns how much that was.
+    /// Writes as much of `parts` as fits; they have `wanted` bytes in total. Returns the number of bytes written.
     #[inline]
     pub(super) fn write(&mut self, parts: &[IoSlice<'_>], wanted: usize) -> io::Result<usize> {
         let most = chunk_bytes(wanted);
@@ -129,7 +129,7 @@ impl End {
         Ok(true)
     }
 
-    /// Returns what is there, if it may be one frame. If nothing is there, looks `looks` times more.
+    /// Returns the bytes that have arrived, if they may be one frame. If there are none, looks `looks` more times.
     #[inline]
     pub(super) fn peek_frame(&mut self, mut looks: u32) -> io::Result<Peeked> {
         let there = loop {
@@ -143,7 +143,7 @@ impl End {
         Ok(self.inline_copy().get(self.theirs, there).map_or(Peeked::Other, |words| Peeked::Frame(Head { words, bytes: there })))
     }
 
-    /// Reads all that the last look found. What follows a header goes into `payload`, as much as fits.
+    /// Reads all that the last look found. The bytes after a header go into `payload`, as many as fit.
     #[inline]
     pub(super) fn take_frame(&mut self, header_bytes: usize, payload: &mut [u8]) {
         let there = self.theirs.wrapping_sub(self.mine) as usize;
@@ -170,7 +170,7 @@ impl End {
         self.advance_writer(bytes);
     }
 
-    /// Reads what there is, up to the length of `into`. Returns how much that was.
+    /// Reads the bytes that have arrived, up to the length of `into`. Returns their number.
     #[inline]
     pub(super) fn read(&mut self, into: &mut [u8], copy: Copy) -> io::Result<usize> {
         let most = chunk_bytes(into.len());
@@ -217,7 +217,10 @@ impl End {
     /// corrupt.
     fn used(&self, writer: u64, reader: u64) -> io::Result<usize> {
         usize::try_from(writer.wrapping_sub(reader)).ok().filter(|used| *used <= self.capacity).ok_or_else(|| {
-            io::Error::new(io::ErrorKind::InvalidData, format!("a ring of {} bytes has cursors {reader} and {writer}", self.capacity))
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("a ring of {} bytes has the invalid cursors {reader} and {writer}", self.capacity),
+            )
         })
     }
 
@@ -273,7 +276,7 @@ impl End {
     }
 }
 
-/// The value that stands for the length of a write that is longer than its copy.
+/// The value that stands for the length if a write is longer than its copy.
 const LONGER: usize = 63;
 const _: () = assert!(Head::BYTES < LONGER);
 
@@ -301,8 +304,8 @@ impl<const WORDS: usize> InlineCopy<WORDS> {
         cursor << 6 | bytes.min(LONGER) as u64
     }
 
-    /// Stores the `bytes` bytes that end at `cursor`, which the writer stores next, to be acquired. `copy` fills the
-    /// words.
+    /// Stores the `bytes` bytes that end at `cursor`. The writer stores `cursor` next, and the reader acquires it.
+    /// `copy` fills the words.
     #[inline]
     fn put(&self, cursor: u64, bytes: usize, copy: &[u64; WORDS]) {
         self.number.store(Self::number(cursor, bytes), Ordering::Relaxed);
@@ -313,8 +316,8 @@ impl<const WORDS: usize> InlineCopy<WORDS> {
         }
     }
 
-    /// Returns the words with which the `bytes` bytes begin that end at `cursor`, which the reader has acquired, if
-    /// they are here. For [`LONGER`] bytes and more, they are those of the last write, which may be shorter.
+    /// Returns the first words of the `bytes` bytes that end at `cursor`, if they are here. The reader has acquired
+    /// `cursor`. For [`LONGER`] bytes and more, these are the words of the last write, which may be shorter.
     #[inline]
     fn get(&self, cursor: u64, bytes: usize) -> Option<[u64; WORDS]> {
         let number = Self::number(cursor, bytes);
@@ -327,7 +330,7 @@ impl<const WORDS: usize> InlineCopy<WORDS> {
         (self.number.load(Ordering::Relaxed) == number).then_some(copy)
     }
 
-    /// Copies the bytes out that end at `cursor`. Returns whether they were here.
+    /// Copies out the bytes that end at `cursor`. Returns whether they were here.
     #[inline]
     fn take(&self, cursor: u64, into: &mut [u8]) -> bool {
         if into.len() > 8 * WORDS {

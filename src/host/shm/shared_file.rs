@@ -1,8 +1,8 @@
-//! How the ranks of a host come to map one file. Their leader creates it and hands it out, and no rank continues unless
-//! every rank has it.
+//! Lets the ranks of a host map one file. Their leader creates it and hands it out, and no rank continues unless every
+//! rank has it.
 //!
-//! A rank gets it if both ends prove to know a key: the job's secret, or a random key of this file, which the leader
-//! sends to the ranks through the exchange.
+//! A rank gets it if both ends prove that they know a key: the job's secret, or a random key of this file, which the
+//! leader sends to the ranks through the exchange.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,7 +14,7 @@ use crate::base::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::host::exchange::Exchange;
 
-/// The reason why no rank got anything.
+/// The reason why no rank got the file.
 pub(crate) enum ShareError {
     /// This rank failed.
     Here(Error),
@@ -40,10 +40,10 @@ pub(super) struct SharedFile<'a, R> {
     pub(super) secret: Option<&'a Secret>,
 }
 
-/// The first byte of the leader's blob before a socket's name, if the job's secret is the key. After any unknown first
-/// byte follows what went wrong.
+/// The first byte of the leader's blob if a socket's name follows, and the job's secret is the key. If the first byte
+/// is none of these constants, a description of what went wrong follows.
 const NAME: u8 = 1;
-/// The first byte before a key of [`KEY_BYTES`] and the name.
+/// The first byte of the leader's blob if a key of [`KEY_BYTES`] and the name follow.
 const KEY_AND_NAME: u8 = 2;
 /// Bytes of a key that is made for one file.
 const KEY_BYTES: usize = 32;
@@ -64,7 +64,7 @@ impl Refusal {
         Self { can_do_without: is_of_sharing(error), reason: error.to_string() }
     }
 
-    /// Encodes whether ranks can do without, as a byte, and the reason.
+    /// Encodes whether ranks can do without the file, as a byte, and the reason.
     fn to_bytes(&self) -> Vec<u8> {
         [&[u8::from(self.can_do_without)], self.reason.as_bytes()].concat()
     }
@@ -116,7 +116,7 @@ impl<R> SharedFile<'_, R> {
     ///
     /// # Errors
     ///
-    /// Only those of the exchange.
+    /// Only the errors of the exchange.
     #[cfg(not(miri))]
     pub(super) fn attempt(
         &self,
@@ -128,7 +128,7 @@ impl<R> SharedFile<'_, R> {
         if leads { self.lead(exchange, deadline) } else { self.follow(exchange, leader, deadline) }
     }
 
-    /// Does so with a number that the leader gives out.
+    /// Gets the memory by a number that the leader gives out.
     #[cfg(miri)]
     pub(super) fn attempt(
         &self,
@@ -163,7 +163,7 @@ impl<R> SharedFile<'_, R> {
 
     /// Creates the file, the key to it, and the server that hands it out.
     fn open(&self) -> Result<(OwnedFd, Secret, DescriptorServer)> {
-        let failed = |error| Error::io(format!("making {}", self.name), error);
+        let failed = |error| Error::io(format!("creating {}", self.name), error);
         let file = (self.make)().map_err(failed)?;
         let key = match self.secret {
             Some(secret) => secret.clone(),
@@ -184,7 +184,7 @@ impl<R> SharedFile<'_, R> {
     ) -> Result<(ShareResult<R>, Verdicts)> {
         let head = if self.secret.is_some() { vec![NAME] } else { [&[KEY_AND_NAME], key.expose()].concat() };
         exchange.all_gather(&[&head, server.name().as_bytes()].concat(), deadline)?;
-        let file = file.try_clone().map_err(|error| Error::io(format!("keeping {}", self.name), error));
+        let file = file.try_clone().map_err(|error| Error::io(format!("duplicating the descriptor of {}", self.name), error));
         tell(exchange, file.and_then(self.enter).map_err(ShareError::Here), deadline)
     }
 
@@ -205,10 +205,10 @@ impl<R> SharedFile<'_, R> {
                 (Secret::new(key).map_err(ShareError::Here)?, name)
             }
             (Some((&(NAME | KEY_AND_NAME), _)), _) => {
-                return Err(protocol("a key to its memory that does not go with the job's secret, or the lack of one".to_owned()));
+                return Err(protocol("a key to its memory although the job has a secret, or no key although it has none".to_owned()));
             }
             (Some((_, reason)), _) => return Err(ShareError::There(leader, String::from_utf8_lossy(reason).into_owned())),
-            (None, _) => return Err(protocol("an empty message in place of a socket's name".to_owned())),
+            (None, _) => return Err(protocol("an empty message instead of the name of a socket".to_owned())),
         };
         let name = std::str::from_utf8(name).map_err(|_| protocol(format!("{name:?} is not a socket's name")))?;
         let fetched = descriptor_server::fetch(name, &key, deadline);
@@ -235,7 +235,7 @@ pub(super) fn exchange_outcome<R>(exchange: &mut dyn Exchange, outcome: Result<R
     settle(outcome, &verdicts)
 }
 
-/// Does so for a rank that only listens, or does without.
+/// Runs these two rounds for a rank that only listens, or does without the file.
 pub(super) fn abstain<R>(exchange: &mut dyn Exchange, outcome: Result<R>, deadline: &Deadline) -> Result<(ShareResult<R>, Verdicts)> {
     exchange.all_gather(&[], deadline)?;
     tell(exchange, outcome.map_err(ShareError::Here), deadline)

@@ -1,8 +1,9 @@
-//! Where the payloads of steps lie in their writers' slot rings: pure arithmetic, the same on every rank.
+//! Computes where the payloads of steps lie in their writers' slot rings: pure arithmetic, the same on every rank.
 //!
-//! A rank has one ring of bytes for all payloads that no mailbox holds. They follow each other in it. They start over
-//! once a lap is so long that its first bytes have left the caches of the ranks that read them. A line that a reader
-//! still holds must be taken from it before it can be written, which costs up to ten times what the store does.
+//! A rank has one ring of bytes for all payloads that do not fit into a mailbox. They follow each other in the ring.
+//! They start over once a lap is so long that its first bytes have left the caches of the ranks that read them. If a
+//! reader's core still holds a line, the line must be taken from it before it can be written. That costs up to ten
+//! times as much as the store.
 //!
 //! A step's payload shares no byte with that of the step before, which others may still be reading while it is written.
 //! Earlier ones have been read (see [`flags`](super::flags)).

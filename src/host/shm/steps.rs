@@ -9,14 +9,14 @@
 //!
 //! With a core for every rank, a waiter spins first, because a wake across cores costs a hundred times what a flag
 //! costs. With fewer cores, it yields its core at once if the ranks it waits for need it: if more are missing than
-//! other cores could be running. If all of them may be running, it spins for a moment, so that a step takes each core
-//! about one turn of its ranks. Then the policy of all waits applies (`host/waiting.rs`): it yields, then sleeps.
+//! other cores could be running. If all of them may be running, it spins for a moment, so that each core goes through
+//! its ranks about once per step. Then the policy of all waits applies (`host/waiting.rs`): it yields, then sleeps.
 //!
 //! A sleeper announces itself, looks once more, and sleeps for a bounded time. The last rank to publish wakes it. For
 //! that, the flag's store must come before the check for sleepers, which takes a fence that would cost every call. So
 //! there is a fence only while a rank of the group has slept lately, which each publisher sees in a word that is rarely
-//! written (`Control::has_light_sleepers`). A publisher that has not seen it yet may miss the sleeper that has just
-//! written it, so the first such sleep is as short as a nap.
+//! written (`Control::has_light_sleepers`). A publisher that has not seen the word's change yet may miss the sleeper
+//! that made it, so the first such sleep is as short as a nap.
 
 #![expect(unsafe_code, reason = "reads and writes the mapped mailboxes, which flags have ordered")]
 
@@ -137,7 +137,7 @@ impl Group {
         self.step
     }
 
-    /// Returns the next step too, and reserves its place if its payload goes through a slot.
+    /// Returns the number of the next step, and reserves a place for the step's payload if it goes through a slot.
     #[inline]
     pub(super) fn next_step_of(&mut self, chunking: &Chunking) -> u64 {
         let step = self.next_step();
@@ -165,8 +165,9 @@ impl Group {
         self.arrive(step, fingerprint, context)
     }
 
-    /// Publishes and arrives, and runs this rank's own part: meanwhile if `is_agreed`. In the first step of a call it
-    /// runs afterwards, since nothing may be written to a destination before all ranks are known to make the call.
+    /// Publishes and arrives, and runs this rank's own part: in between if `is_agreed`. In the first step of a call,
+    /// that part runs afterwards, since nothing may be written to a destination before all ranks are known to make the
+    /// call.
     #[inline]
     pub(super) fn meet_meanwhile(
         &mut self,
@@ -187,9 +188,9 @@ impl Group {
         Ok(())
     }
 
-    /// Spins for a while. Returns whether the step is complete. A rank that differs is left to the slow wait to report.
-    /// The call is recorded while another rank's flag is on its way: this rank's own is published, so that delays no
-    /// rank.
+    /// Spins for a while. Returns whether the step is complete. If a rank's call differs, the slow wait reports it. The
+    /// call is recorded while another rank's flag is on its way: this rank has published its own, so recording delays
+    /// no rank.
     #[inline]
     fn arrives_soon(&mut self, step: u64, fingerprint: &Fingerprint, context: &CallContext<'_>) -> bool {
         // At least one of the missing ranks must be waiting for a processor, perhaps for this one.
@@ -254,7 +255,7 @@ impl Group {
         }
     }
 
-    /// Ends the group and notifies the others, except if a barrier's deadline passed: that can be retried.
+    /// Ends the group and notifies the others, except if a barrier's deadline passed: such a barrier can be retried.
     #[cold]
     pub(super) fn fail(&mut self, stop: Interrupted, fingerprint: Fingerprint, context: &CallContext<'_>) -> Interrupted {
         let is_barrier = context.call.kind == Collective::Barrier && context.call.fingerprint() == fingerprint;

@@ -1,12 +1,12 @@
-//! The stores with which a rank writes what another rank reads next: ordinary ones, or those that pass the cache.
+//! The stores with which a rank writes what another rank reads next: ordinary stores, or stores that bypass the cache.
 //!
 //! Ordinary ones are best while writer and reader share a cache: the reader finds the bytes there. If they share none,
-//! each such store first takes its line away from the reader's core, and a rank writes at 2 to 6 GB/s. Stores past the
-//! cache do not: they reach 17 to 33 GB/s, and the reader gets the bytes from memory.
+//! each such store first takes its line away from the reader's core, and a rank writes at 2 to 6 GB/s. Stores that
+//! bypass the cache do not: they reach 17 to 33 GB/s, and the reader gets the bytes from memory.
 //!
 //! Which of the two is better changes while a program runs: threads move from core to core, and so do virtual
-//! processors. So a writer times both on its own payloads, from time to time. It decides alone: how a byte is stored
-//! makes no difference to its reader.
+//! processors. So a writer times both on its own payloads, from time to time. Each writer decides alone: how a byte is
+//! stored makes no difference to its reader.
 
 #![expect(unsafe_code, reason = "copies to memory that ranks share")]
 
@@ -25,14 +25,14 @@ pub(super) struct Stores {
     interval: usize,
     /// How many copies of the current trial are done.
     tried: u32,
-    /// The best times of this trial in picoseconds per byte: of ordinary stores, and of those past the cache.
+    /// The best times of this trial in picoseconds per byte: of ordinary stores, and of those that bypass the cache.
     best: [u64; 2],
     /// The best times of the last trial.
     last: Option<[u64; 2]>,
 }
 
 impl Stores {
-    /// Creates ordinary ones, which are used until the first trial.
+    /// Creates the choice of ordinary stores, which are used until the first trial.
     pub(super) fn new() -> Self {
         let interval = STORE_TRIALS_EVERY_BYTES.0;
         Self { passes_cache: false, until_trial: interval, interval, tried: 0, best: [u64::MAX; 2], last: None }
@@ -44,7 +44,7 @@ impl Stores {
         if self.passes_cache { copy_streaming } else { copy }
     }
 
-    /// Whether the stores pass the cache.
+    /// Whether the stores bypass the cache.
     #[inline]
     pub(super) fn passes_cache(&self) -> bool {
         self.passes_cache
@@ -94,7 +94,7 @@ impl Stores {
             let [ordinary, passing] = self.best;
             // The first trials meet untouched pages, so they show little.
             let interval = (2 * self.interval).min(STORE_TRIALS_EVERY_BYTES.1);
-            // What passes the cache is read from memory, which takes longer than from a cache.
+            // Bytes that bypassed the cache are read from memory, which takes longer than from a cache.
             let passes_cache = ordinary > passing.saturating_mul(3);
             *self = Self { passes_cache, until_trial: interval, interval, last: Some(self.best), ..Self::new() };
         }
@@ -103,10 +103,10 @@ impl Stores {
 
 impl fmt::Display for Stores {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.passes_cache { "stores past the cache" } else { "ordinary stores" })?;
+        f.write_str(if self.passes_cache { "non-temporal stores" } else { "ordinary stores" })?;
         match self.last {
             None => f.write_str(" (not measured yet)"),
-            Some([ordinary, passing]) => write!(f, " (ordinary ones take {ordinary} ps for a byte, those past the cache {passing} ps)"),
+            Some([ordinary, passing]) => write!(f, " (ordinary stores take {ordinary} ps per byte, non-temporal ones {passing} ps)"),
         }
     }
 }
@@ -115,7 +115,8 @@ impl fmt::Display for Stores {
 mod tests {
     use super::*;
 
-    /// Returns the choice if ordinary stores and those past the cache take these best times in nanoseconds for 16 KiB.
+    /// Returns the choice if ordinary stores and those that bypass the cache take these best times in nanoseconds for
+    /// 16 KiB.
     fn chosen(ordinary: u64, passing: u64) -> bool {
         let mut stores = Stores::new();
         for trial in 0..2 * u64::from(STORE_TRIALS) {

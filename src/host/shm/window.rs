@@ -2,22 +2,22 @@
 //!
 //! A window is one anonymous file with a segment for each rank, all of one size, and every rank maps all of it. A
 //! rank's buffer is its own segment. Windows have the same numbers on every rank. So a number and an offset identify a
-//! buffer for ranks that have it mapped elsewhere.
+//! buffer for ranks that have it mapped at other addresses.
 //!
 //! **How long a mapping lives.** A group holds every window that it was given. It releases one only between calls
 //! ([`Windows::forget_dropped`], which needs exclusive access), after its user has dropped the buffer. So what
 //! [`Windows::address`] returned stays mapped to the end of the call, even if another thread drops the buffer
 //! meanwhile. No other rank's memory disappears either: a rank that drops its buffer gives back only the pages of its
 //! own segment, and the others have mappings of their own. And no range that [`Windows::find`] knows can belong to
-//! other memory by now, since it is still mapped.
+//! other memory by now, since the range is still mapped.
 //!
 //! **Which rank uses a segment when.** Only its own rank ever writes to it, through its own mapping. The others read it
-//! only in calls to which that rank has lent it (see `lent`). While one may be reading, nothing changes that it reads:
-//! the owner does not write, since the buffer is borrowed until the call has ended, and does not give back the pages. A
-//! call that does not succeed gives the buffer back only when the segment is *private*: a [`PrivateView`] has replaced
-//! the shared pages in the owner's mapping. The owner then still finds the same contents, and its writes stay private.
-//! The others see the pages of the file as they were, for as long as they have them mapped. A private segment is never
-//! lent again.
+//! only in calls to which that rank has lent it (see `lent`). While one of them may be reading, what it reads does not
+//! change: the owner does not write, since the buffer is borrowed until the call has ended, and does not give back the
+//! pages. A call that does not succeed gives the buffer back only when the segment is *private*: a [`PrivateView`] has
+//! replaced the shared pages in the owner's mapping. The owner then still finds the same contents, and its writes stay
+//! private. The others see the pages of the file as they were, for as long as they have them mapped. A private segment
+//! is never lent again.
 
 #![expect(unsafe_code, reason = "hands out addresses in mapped memory")]
 
@@ -40,7 +40,7 @@ use crate::host::exchange::Exchange;
 /// The position of a buffer in its rank's windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct WindowOffset {
-    /// The window's number: the same on all ranks, from 1, never used again.
+    /// The window's number: the same on all ranks, from 1, never reused.
     pub(super) window: u32,
     /// The offset within the rank's own segment, in bytes.
     pub(super) offset: usize,
@@ -118,8 +118,8 @@ pub(super) struct Window {
 /// Whether this rank's own segment is shared.
 #[derive(Debug)]
 enum Own {
-    /// All ranks see what this rank writes. The view can replace it. There is none if ranks share one mapping, because
-    /// it would replace that for all of them.
+    /// All ranks see what this rank writes. The view can replace it. There is no view if ranks share one mapping,
+    /// because it would replace that mapping for all of them.
     Shared(Option<PrivateView>),
     /// The others see what was there when the segment became private.
     Private,
@@ -246,7 +246,7 @@ impl Site {
     ///
     /// # Errors
     ///
-    /// If this rank or another one could not get the memory, or map it; and the errors of the exchange.
+    /// An error if this rank or another one could not get the memory or map it, and the errors of the exchange.
     pub(crate) fn open(&self, exchange: &mut dyn Exchange, size: Size, deadline: &Deadline) -> ShareResult<Segment> {
         let align = pages::alignment(size.bytes, size.align);
         let strides = size.bytes.checked_next_multiple_of(align);
@@ -270,7 +270,7 @@ impl Site {
     }
 
     /// Maps the file, and makes the kernel allocate memory for this rank's segment: near the processor that it runs on,
-    /// if there are several memories.
+    /// if the host has several memory nodes.
     fn enter(&self, file: OwnedFd, bytes: usize, stride: usize, align: usize) -> io::Result<Window> {
         let whole = stride * self.ranks;
         region::check(file.as_fd(), whole)?;
@@ -280,7 +280,7 @@ impl Site {
         Ok(self.window(pages, view, bytes, stride))
     }
 
-    /// Does so for the threads of one process, where memory has a number instead of a file.
+    /// Does this for the threads of one process, where memory has a number instead of a file.
     #[cfg(miri)]
     fn numbered(&self, number: u64, bytes: usize, stride: usize, align: usize) -> io::Result<Window> {
         Ok(self.window(Pages::numbered(number, stride * self.ranks, align)?, None, bytes, stride))
@@ -294,8 +294,8 @@ impl Site {
 }
 
 /// Creates the file: its size is fixed, its bytes are zero, and `used` of them are to be used. Its memory is allocated
-/// later. If the system is known not to have that much, this fails at once, since the system would end processes to
-/// find it.
+/// later. If the system is known not to have that much, this fails at once, since the system would otherwise end
+/// processes to find the memory.
 fn create(bytes: usize, used: usize) -> io::Result<OwnedFd> {
     if let Some(available) = available_memory().filter(|available| *available < used) {
         let message = format!("{used} B are needed on this host and {available} B are available");

@@ -15,7 +15,7 @@ use crate::error::Result;
 /// Made by [`Tensor::as_buffer`] and similar methods.
 #[derive(Debug)]
 pub struct TensorBuffer<P> {
-    /// Can be lent; for writing, if this may be written.
+    /// The tensor. It can be lent, and if this buffer may be written, it can be lent for writing.
     tensor: P,
 }
 
@@ -25,13 +25,13 @@ impl Tensor {
     /// ```
     /// use collectives::{Communicator, ReduceOp, interop::dlpack};
     ///
-    /// /// Whatever the tensor's type.
+    /// /// Works for a tensor of any type.
     /// fn sum(comm: &Communicator, tensor: &mut dlpack::Tensor) -> collectives::Result<()> {
     ///     comm.all_reduce(&mut tensor.as_buffer_mut()?, ReduceOp::Sum)
     /// }
     ///
     /// let handed_over = dlpack::export(vec![1_i16, 2], &[2])?;
-    /// // SAFETY: made just now, and nobody else uses it.
+    /// // SAFETY: made just now, and no other code uses it.
     /// let mut tensor = unsafe { dlpack::Tensor::from_versioned(handed_over) }?;
     /// sum(&Communicator::local(1)?.remove(0), &mut tensor)?;
     /// assert_eq!(tensor.as_slice::<i16>()?, [1, 2]);
@@ -50,7 +50,7 @@ impl Tensor {
     ///
     /// # Errors
     ///
-    /// Those of [`Tensor::as_buffer`], and `InvalidArgument` for a read-only tensor.
+    /// The errors of [`Tensor::as_buffer`], and `InvalidArgument` for a read-only tensor.
     pub fn as_buffer_mut(&mut self) -> Result<TensorBuffer<&mut Self>> {
         self.writable()?;
         self.can_be_lent()?;
@@ -61,7 +61,7 @@ impl Tensor {
     ///
     /// # Errors
     ///
-    /// Those of [`Tensor::as_buffer_mut`]; the tensor has then been returned to its library.
+    /// The errors of [`Tensor::as_buffer_mut`]; the tensor has then been returned to its library.
     pub fn into_buffer(self) -> Result<TensorBuffer<Self>> {
         self.writable()?;
         self.can_be_lent()?;
@@ -73,7 +73,7 @@ impl Tensor {
     ///
     /// # Errors
     ///
-    /// Those of [`Tensor::as_buffer`]; the tensor has then been returned to its library.
+    /// The errors of [`Tensor::as_buffer`]; the tensor has then been returned to its library.
     pub fn into_source(self) -> Result<TensorBuffer<Arc<Self>>> {
         self.can_be_lent()?;
         Ok(TensorBuffer { tensor: Arc::new(self) })
@@ -87,11 +87,11 @@ impl Tensor {
         }
         match self.host_bytes() {
             Some(_) => Ok(()),
-            None => Err(refused("it lies on a device: say which stream its uses follow, with Tensor::order_by (feature `cuda`)")),
+            None => Err(refused("it is on a device: call Tensor::order_by (feature `cuda`) to name the stream that orders its uses")),
         }
     }
 
-    /// Returns its bytes on the host; none if it is on a device.
+    /// Returns the tensor's bytes on the host; none if the tensor is on a device.
     fn bytes(&self) -> (*mut u8, usize) {
         let bytes = self.layout.elements * self.layout.dtype.size_bytes();
         self.host_bytes().map_or((std::ptr::NonNull::dangling().as_ptr(), 0), |first| (first, bytes))

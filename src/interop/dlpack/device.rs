@@ -37,26 +37,26 @@ impl Place {
     fn at(tensor: &Tensor, stream: &(impl AsStream + ?Sized)) -> Result<Self> {
         let lies = tensor.device();
         let device = tensor.layout.cuda_device();
-        let device = device.ok_or_else(|| refused(format!("it lies on a device of type {}, not in a GPU's memory", lies.device_type)))?;
-        // All devices can use managed memory; its number only names the device where it was made.
+        let device = device.ok_or_else(|| refused(format!("it is on a device of type {}, not in GPU memory", lies.device_type)))?;
+        // All devices can use managed memory; its device number only names the device on which it was allocated.
         if lies.device_type == super::K_DL_CUDA && stream.device() != device {
-            return Err(refused(format!("it lies on device {device}, and the stream belongs to device {}", stream.device())));
+            return Err(refused(format!("it is on device {device}, but the stream belongs to device {}", stream.device())));
         }
         Ok(Self { device: stream.device(), stream: stream.as_raw_stream() })
     }
 }
 
 impl Tensor {
-    /// Sets the stream that orders the uses of a tensor on a GPU (or in managed memory). Afterwards the tensor can be
-    /// a buffer for calls ([`Tensor::as_buffer`], [`Tensor::as_buffer_mut`] and so on). `context` is
+    /// Sets the stream that orders the uses of a tensor on a GPU (or in managed memory). Afterwards the tensor can be a
+    /// buffer for calls ([`Tensor::as_buffer`], [`Tensor::as_buffer_mut`] and so on). `context` is
     /// [`Device::context`](crate::Device::context) of the communicator. Does nothing for a tensor in host memory, so
-    /// that one program works for both.
+    /// that the same code works for both.
     ///
     /// ```no_run
     /// # use collectives::{Communicator, ReduceOp, interop::{AsStream, dlpack::Tensor}};
     /// # fn example(comm: &Communicator, mut tensor: Tensor, stream: &impl AsStream) -> collectives::Result<()> {
     /// # let device = comm.device().expect("a device was asked for");
-    /// // SAFETY: the library was told to order its tensor for `stream`, which stays.
+    /// // SAFETY: the library has ordered its tensor for `stream`, which outlives the tensor.
     /// unsafe { tensor.order_by(device.context(), stream) }?;
     /// comm.all_reduce(&mut tensor.as_buffer_mut()?, ReduceOp::Sum)
     /// # }
@@ -86,7 +86,7 @@ impl Tensor {
     /// # use collectives::{Communicator, ReduceOp, interop::{AsStream, ForeignBuffer, dlpack::Tensor}};
     /// # fn example(comm: &Communicator, tensor: &mut Tensor, stream: &impl AsStream) -> collectives::Result<()> {
     /// # let device = comm.device().expect("a device was asked for");
-    /// // SAFETY: the library was told to order its tensor for `stream`.
+    /// // SAFETY: the library has ordered its tensor for `stream`.
     /// let memory = unsafe { tensor.on_device_mut::<f32, _>(stream) }?;
     /// comm.all_reduce(&mut ForeignBuffer::new(device.context(), memory)?, ReduceOp::Sum)
     /// # }
@@ -94,14 +94,14 @@ impl Tensor {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for another type, host memory, or a stream of another device.
+    /// `InvalidArgument` for a different element type, for host memory, or for a stream of another device.
     ///
     /// # Safety
     ///
     /// The tensor's library has ordered its own work on the tensor before what is queued on `stream` from now on (in
-    /// Python: `__dlpack__(stream=…)`). What the library does with the memory afterwards, once the deleter has been
-    /// called or calls were made, comes after what was queued on `stream` by then: pass the stream that the library
-    /// itself works on. The memory is initialised, truth values as 0 or 1.
+    /// Python: `__dlpack__(stream=…)`). When the library uses the memory later, after the deleter or after calls, its
+    /// work comes after everything that was queued on `stream` by then: pass the stream that the library itself works
+    /// on. The memory is initialised, truth values as 0 or 1.
     pub unsafe fn on_device<'a, T: Element, S: AsStream + ?Sized>(&'a self, stream: &'a S) -> Result<DeviceTensor<'a, T>> {
         let at = Place::of::<T>(self, stream)?;
         Ok(DeviceTensor { tensor: self, at, elements: PhantomData })
@@ -111,7 +111,7 @@ impl Tensor {
     ///
     /// # Errors
     ///
-    /// Those of [`Tensor::on_device`], and `InvalidArgument` for a read-only tensor.
+    /// The errors of [`Tensor::on_device`], and `InvalidArgument` for a read-only tensor.
     ///
     /// # Safety
     ///

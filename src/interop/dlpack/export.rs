@@ -1,4 +1,4 @@
-//! Exported buffers.
+//! Exports of buffers as tensors.
 
 use std::ffi::c_void;
 #[cfg(feature = "cuda")]
@@ -13,8 +13,8 @@ use crate::call::element::Element;
 use crate::error::{Error, Result};
 
 /// Exports a buffer in host memory as a tensor of DLPack 1.x: vectors, boxed slices, arrays, and buffers from
-/// [`Communicator::alloc`](crate::Communicator::alloc). The consumer of the pointer calls its deleter once, on any
-/// thread, which drops the buffer. If no code does, the buffer is leaked.
+/// [`Communicator::alloc`](crate::Communicator::alloc). The consumer of the pointer must call the tensor's deleter
+/// once, on any thread; that drops the buffer. If no code calls the deleter, the buffer is leaked.
 ///
 /// # Errors
 ///
@@ -30,7 +30,7 @@ where
 ///
 /// # Errors
 ///
-/// Those of [`export`].
+/// The errors of [`export`].
 pub fn export_legacy<B>(buffer: B, shape: &[usize]) -> Result<*mut DLManagedTensor>
 where
     B: BufferMut<Element: Element> + Send + 'static,
@@ -39,8 +39,8 @@ where
 }
 
 /// Exports a buffer on a GPU as a tensor of DLPack 1.x, to a consumer that works on `stream`. That stream first waits
-/// for the work that the buffer waits for. Once the deleter has been called, the memory is freed after everything
-/// queued on `stream` by then.
+/// for the earlier work on the buffer. Once the deleter has been called, the memory is freed after everything queued on
+/// `stream` by then.
 ///
 /// # Errors
 ///
@@ -60,7 +60,7 @@ where
 ///
 /// # Errors
 ///
-/// Those of [`export_on`].
+/// The errors of [`export_on`].
 #[cfg(feature = "cuda")]
 pub fn export_legacy_on<B>(buffer: B, shape: &[usize], stream: &Arc<CudaStream>) -> Result<*mut DLManagedTensor>
 where
@@ -140,7 +140,7 @@ impl<B: BufferMut<Element: Element>> Keeper<B> {
         let elements = shape.iter().try_fold(1_usize, |product, length| product.checked_mul(*length));
         let length = buffer.memory().len();
         if elements != Some(length) {
-            return Err(refused(format!("the shape {shape:?} does not have {length} elements, as the buffer has")));
+            return Err(refused(format!("the buffer has {length} elements, but the shape {shape:?} does not")));
         }
         // No length is larger than the number of elements, unless there are none: then a length may be any number.
         let signed = |length: usize| i64::try_from(length).map_err(|_| refused(format!("the shape {shape:?} has a length beyond 2^63")));
@@ -181,12 +181,12 @@ where
     match keeper.buffer.memory() {
         Memory::Host(_) => {}
         #[cfg(feature = "cuda")]
-        Memory::Device(_) => return Err(refused("it lies on a device; name the consumer's stream with export_on")),
+        Memory::Device(_) => return Err(refused("it is on a device; use export_on to name the consumer's stream")),
     }
     Ok(keeper.settle(DLDevice { device_type: K_DL_CPU, device_id: 0 }, |buffer| match buffer.memory_mut() {
         MemoryMut::Host(mut memory) => memory.parts().0.cast(),
         #[cfg(feature = "cuda")]
-        MemoryMut::Device(_) => unreachable!("buffers of a known element type lie where their type says"),
+        MemoryMut::Device(_) => unreachable!("a buffer of a known element type is where its type says"),
     }))
 }
 
@@ -196,14 +196,14 @@ where
     B: BufferMut<Element: Element>,
 {
     if stream.cu_stream().addr() == 2 {
-        return Err(refused("the per-thread stream is another one on the thread where the deleter is called; name a stream"));
+        return Err(refused("the per-thread stream is a different stream on the thread that calls the deleter; name a stream"));
     }
     let mut keeper = Keeper::new(buffer, shape)?;
     let ordinal = stream.context().ordinal();
     let address = match keeper.buffer.memory_mut() {
-        MemoryMut::Host(_) => return Err(refused("it lies in host memory, which export takes")),
+        MemoryMut::Host(_) => return Err(refused("it is in host memory; use export for it")),
         MemoryMut::Device(memory) if memory.inner.context().ordinal() != ordinal => {
-            let reason = format!("it lies on device {}, and the stream belongs to device {ordinal}", memory.inner.context().ordinal());
+            let reason = format!("it is on device {}, but the stream belongs to device {ordinal}", memory.inner.context().ordinal());
             return Err(refused(reason));
         }
         // The guard is dropped at once: the consumer's work is ordered before the end of the buffer when the buffer is

@@ -1,4 +1,4 @@
-//! Imported tensors.
+//! Imports of tensors.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -9,23 +9,23 @@ use super::{DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPACK_FLAG_REA
 use crate::call::element::{DType, Element};
 use crate::error::Result;
 
-/// The structure to call the deleter with.
+/// The structure that the deleter takes.
 enum Managed {
     Legacy(NonNull<DLManagedTensor>),
     Versioned(NonNull<DLManagedTensorVersioned>),
 }
 
-/// A tensor that another library lends until this is dropped.
+/// A tensor that another library lends until this value is dropped.
 ///
-/// It has been checked: the type is one of this crate's, and the elements are contiguous, in row-major order and
-/// aligned.
+/// The tensor has been checked: its element type is one of this crate's, and the elements are contiguous, in row-major
+/// order and aligned.
 pub struct Tensor {
     managed: Managed,
-    /// The `data` pointer that its library gave, from which slices are made.
+    /// The `data` pointer from the tensor's library; slices are made from it.
     data: *mut u8,
     pub(super) layout: TensorLayout,
     read_only: bool,
-    /// Its memory on a GPU, once the stream that orders its uses is known.
+    /// The tensor's memory on a GPU, once the stream that orders its uses is known.
     #[cfg(feature = "cuda")]
     pub(super) on_gpu: Option<OnGpu>,
 }
@@ -41,9 +41,9 @@ impl Tensor {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`, naming the cause: another major version, a null pointer, elements that are not of a type of
-    /// this crate or not in row-major order, or another kind of device. The tensor then still belongs to the caller:
-    /// nothing was called.
+    /// `InvalidArgument`, which names the cause: a different major version, a null pointer, an element type that this
+    /// crate does not have, elements that are not in row-major order, or an unsupported kind of device. The tensor then
+    /// still belongs to the caller: the deleter was not called.
     ///
     /// # Safety
     ///
@@ -60,7 +60,7 @@ impl Tensor {
         let version = unsafe { (*managed.as_ptr()).version };
         if version.major != VERSION.major {
             let reason =
-                format!("it has the layout of DLPack {}.{}, and {}.x can be understood", version.major, version.minor, VERSION.major);
+                format!("it has the layout of DLPack {}.{}, but only {}.x is supported", version.major, version.minor, VERSION.major);
             return Err(refused(reason));
         }
         // SAFETY: a tensor that obeys dlpack.h (the caller's promise), and its major version, which has this layout,
@@ -76,7 +76,7 @@ impl Tensor {
     ///
     /// # Errors
     ///
-    /// Those of [`Tensor::from_versioned`].
+    /// The errors of [`Tensor::from_versioned`].
     ///
     /// # Safety
     ///
@@ -97,12 +97,12 @@ impl Tensor {
     ///
     /// # Safety
     ///
-    /// `managed` obeys dlpack.h and is taken by no other code; `tensor` is the one in it. Its memory stays valid until
-    /// the value is dropped.
+    /// `managed` obeys dlpack.h and is taken by no other code; `tensor` is the tensor in it. The tensor's memory stays
+    /// valid until the value is dropped.
     unsafe fn new(managed: Managed, tensor: &DLTensor, read_only: bool) -> Result<Self> {
         // SAFETY: the tensor obeys dlpack.h: its arrays are as long as it has dimensions.
         let layout = unsafe { TensorLayout::of(tensor) }?;
-        let offset = usize::try_from(tensor.byte_offset).map_err(|_| refused("its offset is larger than an address space"))?;
+        let offset = usize::try_from(tensor.byte_offset).map_err(|_| refused("its offset does not fit into the address space"))?;
         Ok(Self {
             managed,
             data: tensor.data.cast::<u8>().wrapping_add(offset),
@@ -119,7 +119,7 @@ impl Tensor {
         self.layout.dtype
     }
 
-    /// Returns its lengths, the outermost first.
+    /// Returns the lengths of its dimensions, the outermost first.
     #[must_use]
     pub fn shape(&self) -> &[usize] {
         &self.layout.shape
@@ -147,7 +147,7 @@ impl Tensor {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for another type, memory of a device, or a truth value that is neither 0 nor 1.
+    /// `InvalidArgument` for a different element type, for device memory, or for a truth value that is neither 0 nor 1.
     pub fn as_slice<T: Element>(&self) -> Result<&[T]> {
         let first = self.host::<T>()?;
         // SAFETY: - this many elements, of this type (checked), aligned (checked), in memory that stays valid until
@@ -160,7 +160,7 @@ impl Tensor {
     ///
     /// # Errors
     ///
-    /// Those of [`Tensor::as_slice`], and `InvalidArgument` for a read-only tensor.
+    /// The errors of [`Tensor::as_slice`], and `InvalidArgument` for a read-only tensor.
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
         self.writable()?;
         let first = self.host::<T>()?;
@@ -181,7 +181,7 @@ impl Tensor {
     pub(super) fn has_type<T: Element>(&self) -> Result<()> {
         match (T::ELEMENT_TYPE, self.layout.dtype) {
             (asked, found) if asked == found => Ok(()),
-            (asked, found) => Err(refused(format!("its elements are {found}, and {asked} was asked for"))),
+            (asked, found) => Err(refused(format!("its elements are {found}, but {asked} was requested"))),
         }
     }
 
@@ -190,7 +190,7 @@ impl Tensor {
         self.has_type::<T>()?;
         let first = self.host_bytes().ok_or_else(|| {
             let DLDevice { device_type, device_id } = self.layout.device;
-            refused(format!("it lies on device {device_id} of type {device_type}, not in host memory"))
+            refused(format!("it is on device {device_id} of type {device_type}, not in host memory"))
         })?;
         if self.layout.elements == 0 {
             return Ok(NonNull::dangling().as_ptr());

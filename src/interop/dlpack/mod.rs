@@ -1,5 +1,5 @@
-//! Tensors that libraries exchange in one process, as DLPack defines it. They are imported and exported in the
-//! structures from before 1.0 ([`DLManagedTensor`]) and those of 1.x ([`DLManagedTensorVersioned`]).
+//! Tensors that libraries exchange within a process, in the form that DLPack defines. They are imported and exported in
+//! the structures from before 1.0 ([`DLManagedTensor`]) and those of 1.x ([`DLManagedTensorVersioned`]).
 //!
 //! An imported tensor is a [`Tensor`]. It is a buffer for any call, whatever its type ([`Tensor::as_buffer_mut`]). If
 //! you know the type, you also get slices of host memory and views of GPU memory. You can export any buffer that can
@@ -8,10 +8,10 @@
 //! ```
 //! use collectives::{Communicator, ReduceOp, interop::dlpack};
 //!
-//! // A library hands over a tensor; here this crate plays its part.
+//! // A library hands over a tensor; in this example, this crate plays the library's part.
 //! let handed_over = dlpack::export(vec![1.0f32, 2.0, 3.0, 4.0], &[2, 2])?;
 //!
-//! // SAFETY: made just now, and nobody else uses it.
+//! // SAFETY: made just now, and no other code uses it.
 //! let mut tensor = unsafe { dlpack::Tensor::from_versioned(handed_over) }?;
 //! let comm = Communicator::local(1)?.remove(0);
 //! comm.all_reduce(tensor.as_mut_slice::<f32>()?, ReduceOp::Sum)?;
@@ -44,7 +44,7 @@ pub use export::{export, export_legacy};
 pub use export::{export_legacy_on, export_on};
 pub use import::Tensor;
 
-/// The version of DLPack that exports use, and whose major number imports accept.
+/// The version of DLPack that exports use. Imports accept every version with the same major number.
 pub const VERSION: DLPackVersion = DLPackVersion { major: 1, minor: 1 };
 
 /// Marks a tensor that may not be written.
@@ -160,13 +160,13 @@ impl From<DType> for DLDataType {
 }
 
 impl DLDataType {
-    /// Returns the element type, if it is one of this crate's.
+    /// Returns the element type, if this crate has it.
     fn known(self) -> Option<DType> {
         DType::ALL.into_iter().find(|dtype| Self::from(*dtype) == self)
     }
 }
 
-/// The most dimensions that are accepted; no library makes more.
+/// The largest number of dimensions that is accepted; no library makes more.
 const MOST_DIMENSIONS: i32 = 1024;
 
 /// A tensor of a known type with contiguous elements in row-major order.
@@ -195,7 +195,7 @@ impl TensorLayout {
     unsafe fn of(tensor: &DLTensor) -> Result<Self> {
         let (dtype, device) = (element_type(tensor)?, known_device(tensor.device)?);
         if !(0..=MOST_DIMENSIONS).contains(&tensor.ndim) {
-            return Err(refused(format!("it has {} dimensions; 0 to {MOST_DIMENSIONS} can be understood", tensor.ndim)));
+            return Err(refused(format!("it has {} dimensions; 0 to {MOST_DIMENSIONS} are supported", tensor.ndim)));
         }
         // SAFETY: as many as there are dimensions, or null (the caller's promise).
         let (shape, strides) = unsafe { (numbers(tensor.shape, tensor.ndim), numbers(tensor.strides, tensor.ndim)) };
@@ -206,7 +206,9 @@ impl TensorLayout {
             && elements > 1
             && !is_row_major(&shape, strides)
         {
-            return Err(refused(format!("its elements do not lie row by row: shape {shape:?}, strides {strides:?}; copy it first")));
+            return Err(refused(format!(
+                "its elements are not contiguous in row-major order: shape {shape:?}, strides {strides:?}; copy it first"
+            )));
         }
         let address = address(tensor, elements, dtype)?;
         Ok(Self { address, elements, shape, dtype, device })
@@ -228,9 +230,9 @@ impl TensorLayout {
 fn element_type(tensor: &DLTensor) -> Result<DType> {
     let found = tensor.dtype;
     if found.lanes != 1 {
-        return Err(refused(format!("its elements are vectors of {} lanes; only single values can be understood", found.lanes)));
+        return Err(refused(format!("its elements are vectors of {} lanes; only single values are supported", found.lanes)));
     }
-    found.known().ok_or_else(|| refused(format!("its element type (code {}, {} bits) is none of this crate's", found.code, found.bits)))
+    found.known().ok_or_else(|| refused(format!("its element type (code {}, {} bits) is not supported", found.code, found.bits)))
 }
 
 fn known_device(device: DLDevice) -> Result<DLDevice> {
@@ -239,11 +241,11 @@ fn known_device(device: DLDevice) -> Result<DLDevice> {
         K_DL_CPU | K_DL_CUDA_HOST => Ok(device),
         K_DL_CUDA | K_DL_CUDA_MANAGED if device_id >= 0 => Ok(device),
         K_DL_CUDA | K_DL_CUDA_MANAGED => Err(refused(format!("CUDA device {device_id} does not exist"))),
-        other => Err(refused(format!("it lies on a device of type {other}; host memory (1, 3) and CUDA's (2, 13) can be used"))),
+        other => Err(refused(format!("it is on a device of type {other}; only host memory (1, 3) and CUDA memory (2, 13) can be used"))),
     }
 }
 
-/// Returns `count` numbers; `None` if there should be some and the pointer is null.
+/// Returns `count` numbers; `None` if `count` is not 0 and the pointer is null.
 ///
 /// # Safety
 ///
@@ -262,18 +264,18 @@ fn lengths(shape: &[i64]) -> Result<Vec<usize>> {
     lengths.map_err(|_| refused(format!("its shape {shape:?} has a negative length")))
 }
 
-/// Returns the number of elements of a shape, if that many fit into an address space.
+/// Returns the number of elements of a shape. An error if they do not fit into the address space.
 fn count(shape: &[usize], element_bytes: usize) -> Result<usize> {
     if shape.contains(&0) {
         return Ok(0);
     }
     let elements = shape.iter().try_fold(1_usize, |product, length| product.checked_mul(*length));
     let fits = |elements: &usize| elements.checked_mul(element_bytes).is_some_and(|bytes| bytes <= isize::MAX as usize);
-    elements.filter(fits).ok_or_else(|| refused(format!("its shape {shape:?} has more elements than an address space holds")))
+    elements.filter(fits).ok_or_else(|| refused(format!("its shape {shape:?} has more elements than fit into the address space")))
 }
 
-/// Whether the last index has stride 1, and each other the number of elements of the dimensions behind it. Strides of
-/// dimensions of length 1 do not matter.
+/// Whether the last dimension has stride 1, and each other dimension has the number of elements of the dimensions after
+/// it as its stride. Strides of dimensions of length 1 do not matter.
 fn is_row_major(shape: &[usize], strides: &[i64]) -> bool {
     let mut expected = 1_usize;
     shape.iter().zip(strides).rev().filter(|(length, _)| **length != 1).all(|(length, stride)| {
@@ -290,12 +292,12 @@ fn address(tensor: &DLTensor, elements: usize, dtype: DType) -> Result<u64> {
         return Ok(0);
     }
     if base == 0 {
-        return Err(refused(format!("it has {elements} elements and no data")));
+        return Err(refused(format!("it has {elements} elements, but no data")));
     }
     let first = base.checked_add(offset).filter(|first| first.checked_add(bytes).is_some());
-    let first = first.ok_or_else(|| refused(format!("its offset of {offset} B leads out of the address space")))?;
+    let first = first.ok_or_else(|| refused(format!("its offset of {offset} B points outside the address space")))?;
     if !first.is_multiple_of(dtype.size_bytes() as u64) {
-        return Err(refused(format!("its elements, {dtype}, lie at {first:#x}, which is not aligned to {} B", dtype.size_bytes())));
+        return Err(refused(format!("its elements ({dtype}) are at {first:#x}, which is not aligned to {} B", dtype.size_bytes())));
     }
     Ok(first)
 }

@@ -40,7 +40,7 @@ unsafe impl AsDevicePtr for Bytes {
 // SAFETY: it is lent for writing only by tensors that may be written and are borrowed mutably.
 unsafe impl AsDevicePtrMut for Bytes {}
 
-/// The device, and the stream whose order the tensor's uses follow.
+/// A device, and the stream whose order the tensor's uses follow.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Place {
     pub(super) device: usize,

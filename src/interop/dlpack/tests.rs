@@ -1,4 +1,4 @@
-//! Tensors from structures made by hand, as a C library would make them, and all malformations of those.
+//! Tensors from handmade structures, as a C library would make them, and every way in which these can be malformed.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -161,7 +161,7 @@ fn every_element_type_goes_out_and_comes_back() {
         let tensor = unsafe { Tensor::from_versioned(handed_over) }.unwrap();
         assert_eq!((tensor.dtype(), tensor.as_slice::<T>().unwrap()), (T::ELEMENT_TYPE, &[value; 6][..]));
         let other = if T::ELEMENT_TYPE == DType::U8 { tensor.as_slice::<i8>().map(|_| ()) } else { tensor.as_slice::<u8>().map(|_| ()) };
-        assert!(other.unwrap_err().to_string().contains("was asked for"));
+        assert!(other.unwrap_err().to_string().contains("was requested"));
     }
     round_trip(1.5f32, 2);
     round_trip(1.5f64, 2);
@@ -221,7 +221,7 @@ fn strides_must_be_those_of_rows_and_are_free_where_nothing_moves() {
     }
     for (shape, strides) in [(&[3, 4][..], &[1, 3][..]), (&[3, 4], &[8, 1]), (&[4], &[2]), (&[4], &[-1]), (&[3, 4], &[0, 1]), (&[2], &[0])]
     {
-        refuses(strided(shape, strides), "row by row");
+        refuses(strided(shape, strides), "row-major order");
     }
 }
 
@@ -246,7 +246,7 @@ fn malformed_tensors_are_refused_in_words() {
     refuses(base().with(|p| p.shape = vec![i64::MAX, i64::MAX]), "address space");
     refuses(base().with(|p| p.shape = vec![i64::MAX / 4 + 1]), "address space");
     refuses(base().with(|p| p.shape = vec![1; 2000]), "2000 dimensions");
-    refuses(base().with(|p| p.byte_offset = u64::MAX), "out of the address space");
+    refuses(base().with(|p| p.byte_offset = u64::MAX), "outside the address space");
     refuses(base().with(|p| p.byte_offset = 2), "aligned");
     for (ndim, words) in [(-1, "-1 dimensions"), (1, "no shape")] {
         let (managed, _) = base().versioned();

@@ -92,7 +92,7 @@ impl Log {
     fn length(&self, file: &File, path: &Path) -> Result<u64> {
         let length = file.metadata().map_err(|error| Error::io(format!("reading the store file {path:?}"), error))?.len();
         if length < self.position {
-            let reason = format!("{length} bytes where there were {}: it was replaced, perhaps by another run", self.position);
+            let reason = format!("it has {length} bytes and had {} before: it was replaced, perhaps by another run", self.position);
             return Err(malformed(path, reason));
         }
         Ok(length)
@@ -112,7 +112,7 @@ impl Log {
         while !rest.is_empty() {
             let record = text(rest).and_then(|(key, rest)| text(rest).map(|(value, behind)| (key, value, behind)));
             let Some((key, value, behind)) = record else {
-                let reason = format!("half a record at byte {} (its writer died, or this is no store)", self.position);
+                let reason = format!("an incomplete record at byte {} (its writer died, or this is not a store)", self.position);
                 return Err(malformed(path, reason));
             };
             match key.strip_prefix(b"-") {
@@ -130,7 +130,7 @@ impl Log {
         let mut bytes = Vec::new();
         for part in records.iter().flat_map(|(key, value)| [*key, *value]) {
             // The lengths of keys and values were checked against limits far below 32 bits.
-            let length = u32::try_from(part.len()).map_err(|_| malformed(path, format!("a value of {} bytes", part.len())))?;
+            let length = u32::try_from(part.len()).map_err(|_| malformed(path, format!("a value of {} bytes is too long", part.len())))?;
             bytes.extend(length.to_le_bytes());
             bytes.extend_from_slice(part);
         }
@@ -141,7 +141,7 @@ impl Log {
         if let Err(error) = written {
             // Half a record would make the file unusable for all ranks.
             let undone = file.set_len(self.position);
-            let doing = format!("writing to the store file {path:?}{}", if undone.is_err() { ", which is now broken" } else { "" });
+            let doing = format!("writing to the store file {path:?}{}", if undone.is_err() { ", which is now unusable" } else { "" });
             return Err(Error::io(doing, error));
         }
         self.refresh(file, path)

@@ -31,8 +31,8 @@ const CLOSED: &[u8] = b"cleanup/";
 /// The file is a log. Every change is appended under a lock (`flock`), so the file system must support that. Waiting
 /// is polling, with pauses of up to 20 ms.
 ///
-/// With a world size, the last of that many stores to be dropped removes the file. A run that crashes leaves its file
-/// behind. Remove it before the next run with the same path, or use a new path for each run.
+/// If a world size is given, the last of that many stores to be dropped removes the file. A run that crashes leaves its
+/// file behind. Remove it before the next run with the same path, or use a new path for each run.
 ///
 /// There are no queues: they need a [`TcpStore`](crate::store::TcpStore) or a
 /// [`MemoryStore`](crate::store::MemoryStore). [`num_keys`](Store::num_keys) also counts the keys by which the store
@@ -94,8 +94,8 @@ impl FileStore {
             let closed = own_counter(&log, CLOSED, &path)?;
             if closed > 0 || usize::try_from(opened).is_ok_and(|opened| opened > size) {
                 let reason = format!(
-                    "an earlier run has left this file behind (this is number {opened} to open it of a world of {size}, and {closed} have \
-                     closed it); remove it, or use a new path for each run"
+                    "an earlier run left this file behind (with this process, {opened} have it open in a world of {size}, and {closed} \
+                     have closed it); remove it, or use a new path for each run"
                 );
                 return Err(Error::config(format!("store file {path:?}"), reason));
             }
@@ -168,7 +168,7 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         if let Err(error) = self.leave() {
-            event::warn!(path = %self.path.display(), %error, "could not close the store file in order");
+            event::warn!(path = %self.path.display(), %error, "could not close the store file cleanly");
         }
     }
 }
@@ -215,7 +215,7 @@ impl Store for FileStore {
         let key = user(key);
         self.shared.change(|log| {
             let old = counter(log, &key).map_err(|Refusal(reason)| Error::argument("add", reason))?;
-            let sum = old.checked_add(delta).ok_or_else(|| Error::argument("add", format!("{old} + {delta} does not fit 64 bits")))?;
+            let sum = old.checked_add(delta).ok_or_else(|| Error::argument("add", format!("{old} + {delta} does not fit in 64 bits")))?;
             Ok((sum, vec![(key.clone(), sum.to_string().into_bytes())]))
         })
     }

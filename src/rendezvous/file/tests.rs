@@ -118,7 +118,7 @@ fn a_file_that_is_no_store_is_an_error() {
     for content in [b"hello, world".to_vec(), vec![255; 40], vec![3], torn] {
         std::fs::write(&path, &content).unwrap();
         let error = FileStore::open(&path, None, LONG).unwrap_err();
-        assert!(matches!(error, Error::Protocol { .. }) && error.to_string().contains("half a record"), "{error}");
+        assert!(matches!(error, Error::Protocol { .. }) && error.to_string().contains("an incomplete record"), "{error}");
         assert_eq!(std::fs::read(&path).unwrap(), content, "it is left as it was");
     }
     std::fs::write(&path, record("refcount/", "x")).unwrap();

@@ -1,4 +1,4 @@
-//! What launchers pass to the processes they start, in environment variables.
+//! Reads the environment variables that launchers set for the processes that they start.
 //!
 //! The first launcher in this table whose rank and size are both set is used:
 //!
@@ -50,7 +50,7 @@ pub(crate) struct Launch {
     pub(crate) local_rank: Option<usize>,
     /// The number of ranks on its host.
     pub(crate) local_world_size: Option<usize>,
-    /// Whether the ranks are on several hosts, if the launcher specifies it by other means than the numbers above.
+    /// Whether the ranks are on several hosts, if the launcher specifies this by means other than the numbers above.
     pub(crate) several_hosts: Option<bool>,
     /// The host of rank 0: a name or an address, IPv6 without brackets.
     pub(crate) address: String,
@@ -176,8 +176,10 @@ fn slurm(variables: &Variables<'_>) -> Result<Launch> {
     let world_size = variables.first_number(SLURM.1)?;
     let in_step = ["SLURM_STEP_ID", "SLURM_STEPID", "SLURM_STEP_NODELIST"].iter().any(|name| variables.text(name).is_some());
     if !in_step && world_size > 1 {
-        let reason =
-            format!("not set, although SLURM_PROCID is: this process is the batch script's, not one of {world_size}; start it with srun");
+        let reason = format!(
+            "not set, although SLURM_PROCID is: this process belongs to the batch script and is not one of \
+             the {world_size} ranks; start it with srun"
+        );
         return Err(variables.wrong("SLURM_STEP_ID", &reason));
     }
     let local = (variables.number("SLURM_LOCALID")?, slurm_local_world_size(variables)?);
@@ -218,9 +220,8 @@ fn slurm_local_world_size(variables: &Variables<'_>) -> Result<Option<usize>> {
         let (tasks, hosts) = group.split_once("(x").map_or((group, Some("1")), |(tasks, hosts)| (tasks, hosts.strip_suffix(')')));
         let parsed = tasks.parse::<usize>().ok().zip(hosts.and_then(|hosts| hosts.parse::<usize>().ok()));
         let Some((tasks, hosts)) = parsed else {
-            return Err(
-                variables.wrong("SLURM_STEP_TASKS_PER_NODE", &format!("{:?} is no list of counts such as \"2(x3),1\"", shortened(&list)))
-            );
+            return Err(variables
+                .wrong("SLURM_STEP_TASKS_PER_NODE", &format!("{:?} is not a list of counts such as \"2(x3),1\"", shortened(&list))));
         };
         if before < hosts {
             return Ok(Some(tasks));
@@ -240,7 +241,7 @@ fn first_host(list: &str) -> std::result::Result<(String, bool), String> {
         let end = rest.find(['[', ']', ',']).unwrap_or(rest.len());
         let (literal, behind) = rest.split_at(end);
         if literal.contains(char::is_whitespace) {
-            return Err(format!("{literal:?} is no part of a host name"));
+            return Err(format!("{literal:?} cannot be part of a host name"));
         }
         host.push_str(literal);
         match behind.as_bytes().first() {
@@ -249,12 +250,12 @@ fn first_host(list: &str) -> std::result::Result<(String, bool), String> {
                 only = false;
                 break;
             }
-            Some(b']') => return Err("a bracket is closed that was not opened".to_owned()),
+            Some(b']') => return Err("a closing bracket has no opening bracket".to_owned()),
             Some(_) => {
-                let (ranges, after) = behind[1..].split_once(']').ok_or("a bracket is not closed")?;
+                let (ranges, after) = behind[1..].split_once(']').ok_or("an opening bracket has no closing bracket")?;
                 let first = ranges.split(['-', ',']).next().unwrap_or_default();
                 if first.is_empty() || !ranges.bytes().all(|byte| byte.is_ascii_digit() || b"-,".contains(&byte)) {
-                    return Err(format!("{ranges:?} in brackets is no list of numbers"));
+                    return Err(format!("{ranges:?} in brackets is not a list of numbers"));
                 }
                 only &= first.len() == ranges.len();
                 host.push_str(first);
@@ -270,10 +271,10 @@ fn check(launch: &Launch, variables: &Variables<'_>) -> Result<()> {
     let wrong = |reason: String| Err(variables.wrong(launch.launcher, &reason));
     // A rank outside the world is refused later, when the others can be notified: see `rendezvous`.
     if launch.world_size == 0 {
-        return wrong("the world size 0 leaves no room for a rank".to_owned());
+        return wrong("the world size 0 is too small; a job has at least one rank".to_owned());
     }
     if !url::is_host(&launch.address) {
-        return wrong(format!("{:?} is no host where rank 0 could be", shortened(&launch.address)));
+        return wrong(format!("{:?} is not a valid host for rank 0", shortened(&launch.address)));
     }
     match (launch.local_rank, launch.local_world_size) {
         (Some(rank), Some(size)) if rank >= size => wrong(format!("local rank {rank} is not below the local world size {size}")),
@@ -317,7 +318,7 @@ impl Variables<'_> {
     fn number(&self, name: &str) -> Result<Option<usize>> {
         let Some(value) = self.text(name) else { return Ok(None) };
         let number = url::digits(&value).and_then(|digits| digits.parse().ok());
-        number.map(Some).ok_or_else(|| self.wrong(name, &format!("{value:?} is no number")))
+        number.map(Some).ok_or_else(|| self.wrong(name, &format!("{value:?} is not a number")))
     }
 
     /// Whether a launcher's rank and size are set.
@@ -360,12 +361,14 @@ impl Variables<'_> {
             None => address(local)?.or_else(|| local.then(|| LOOPBACK.to_owned())).ok_or_else(|| {
                 self.wrong(
                     "MASTER_ADDR",
-                    &format!("not set, and {launcher} does not say where rank 0 of these {world_size} runs; set it to the host of rank 0"),
+                    &format!("not set, and {launcher} does not give the host of rank 0 (of {world_size} ranks); set it to that host"),
                 )
             })?,
         };
         let port = match self.text("MASTER_PORT") {
-            Some(value) => url::port(&value).ok_or_else(|| self.wrong("MASTER_PORT", &format!("{value:?} is no port from 0 to 65535")))?,
+            Some(value) => {
+                url::port(&value).ok_or_else(|| self.wrong("MASTER_PORT", &format!("{value:?} is not a port from 0 to 65535")))?
+            }
             None => port(local)?,
         };
         let agent_store = serves_store(self.read, &address, port);
@@ -417,7 +420,11 @@ impl Variables<'_> {
                 _ => {}
             }
         }
-        self.wrong("RANK", "not set, nor is the rank of any launcher known here; start with torchrun, collrun, srun or mpirun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT")
+        self.wrong(
+            "RANK",
+            "not set, and the rank variable of no other launcher is set; start with torchrun, collrun, srun or mpirun, or set RANK, \
+             WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
+        )
     }
 
     /// Lists the variables that are set.

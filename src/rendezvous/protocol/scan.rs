@@ -194,7 +194,7 @@ impl<'a> Fields<'a> {
     pub(super) fn bytes(&mut self) -> Result<Vec<u8>, Malformed> {
         let length = u64::from_le_bytes(self.fixed()?);
         let split = usize::try_from(length).ok().and_then(|length| self.rest.split_at_checked(length));
-        let (bytes, rest) = split.ok_or_else(|| Malformed(format!("a length of {length} bytes where {} are left", self.rest.len())))?;
+        let (bytes, rest) = split.ok_or_else(|| Malformed(format!("a length of {length} bytes, but {} are left", self.rest.len())))?;
         self.rest = rest;
         Ok(bytes.to_vec())
     }

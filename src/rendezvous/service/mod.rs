@@ -149,7 +149,7 @@ impl Service {
         }
     }
 
-    /// Sends a client that has not finished its proof the refusal `Busy`; other clients would not understand it.
+    /// Sends the refusal `Busy` to a client that has not finished its proof; other clients would not understand it.
     pub(super) fn turn_away(&mut self, id: ClientId) {
         if let Some(session) = self.sessions.get_mut(&id).filter(|session| session.proving.is_some()) {
             session.sealed.extend(Reason::Busy.to_reply());
@@ -169,7 +169,7 @@ impl Service {
         std::mem::take(&mut self.answered)
     }
 
-    /// Returns the bytes that a client has not been sent, or the first of them.
+    /// Returns the bytes that are yet to be sent to a client, or the first of them.
     pub(super) fn unsent(&mut self, id: ClientId) -> &[u8] {
         let Some(session) = self.sessions.get_mut(&id) else { return &[] };
         session.seal();
@@ -231,7 +231,7 @@ impl Service {
             }
             // A client that begins otherwise is not read any further: a first request could be long.
             if !session.validated && session.requests.next_is(query::VALIDATE) == Some(false) {
-                session.refused = Some("no VALIDATE at the start".to_owned());
+                session.refused = Some("the first request is not VALIDATE".to_owned());
                 return;
             }
             let outcome = match session.requests.next() {
@@ -255,7 +255,7 @@ impl Service {
                 return Ok(());
             }
             (StoreRequest::Validate, true) => return Err(Refusal("a second VALIDATE".to_owned())),
-            (_, false) => return Err(Refusal("no VALIDATE at the start".to_owned())),
+            (_, false) => return Err(Refusal("the first request is not VALIDATE".to_owned())),
             (_, true) => {}
         }
         let woken = session.woken.take();
@@ -407,7 +407,7 @@ impl Service {
         }
     }
 
-    /// Notes that a key exists for a waiting client. Returns whether it was the last missing one.
+    /// Notes, for a waiting client, that a key exists. Returns whether it was the last missing one.
     fn arrived(&mut self, id: ClientId, key: &[u8]) -> bool {
         let Some(Session { parked: Some(Parked::Keys(missing)), .. }) = self.sessions.get_mut(&id) else { return false };
         missing.remove(key);

@@ -33,7 +33,7 @@ impl Attempts {
         match (self.refused, self.unanswered) {
             (0, 0) => "is rank 0 running there?",
             (refused, unanswered) if refused >= unanswered => {
-                "that host answers, but nobody listens on this port: is rank 0 running there, and is the port right?"
+                "that host answers, but no process listens on this port: is rank 0 running there, and is the port right?"
             }
             _ => "is the address right, and does every firewall on the way let this port through?",
         }

@@ -15,9 +15,9 @@ use crate::rendezvous::limits::{MESSAGE_BYTES, check_key, check_keys, check_pair
 use crate::rendezvous::protocol::{Expect, READY, Reply, STOP_WAITING, WAIT_CANCELED, encode, encode_keys, query};
 use crate::rendezvous::store::{self, Store};
 
-/// A client of a [`TcpStoreServer`](crate::store::TcpStoreServer) or of PyTorch's `TCPStore`. PyTorch 2.6 and later
-/// serves most calls, 2.8 queues, 2.15 [`list_keys`](Store::list_keys) and [`barrier`](Store::barrier). An older
-/// server closes the connection on a call that it does not know.
+/// A client of a [`TcpStoreServer`](crate::store::TcpStoreServer) or of PyTorch's `TCPStore`. PyTorch serves most calls
+/// from version 2.6 on, queues from 2.8 on, and [`list_keys`](Store::list_keys) and [`barrier`](Store::barrier) from
+/// 2.15 on. An older server closes the connection on a call that it does not know.
 ///
 /// Every key gets a slash as prefix on the wire, as in PyTorch.
 ///
@@ -60,7 +60,7 @@ impl Patience {
     }
 }
 
-/// How a WAIT or a BARRIER ended that the server parked.
+/// How a WAIT or a BARRIER that the server parked has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Parked {
     /// The server reported success.
@@ -178,8 +178,7 @@ impl TcpStore {
     fn exchange(&self, link: &mut Link, doing: &str, message: &[u8], expect: Option<Expect>) -> Result<Option<Reply>> {
         self.alive(link, doing)?;
         if message.len() > MESSAGE_BYTES {
-            let reason =
-                format!("the request of {doing} has {} bytes, the limit is {MESSAGE_BYTES}; ask for less at a time", message.len());
+            let reason = format!("the request for {doing} has {} bytes, the limit is {MESSAGE_BYTES}; send less at a time", message.len());
             return Err(Error::argument("store", reason));
         }
         let deadline = self.patience.deadline();
@@ -403,7 +402,7 @@ impl Store for TcpStore {
             let message = encode(query::QUEUE_POP, &[&wire(key)], None);
             match self.exchange(&mut link, &doing, &message, Some(Expect::Popped))? {
                 Some(Reply::Popped(Some(value))) => return Ok(value),
-                // Another client was faster, or `key` is a value and no queue.
+                // Another client was faster, or `key` is a value, not a queue.
                 Some(Reply::Popped(None)) if deadline.has_passed() => return Err(store::wait_timeout(&[key], 1, &deadline)),
                 Some(Reply::Popped(None)) => std::thread::sleep(Duration::from_millis(1).min(deadline.remaining())),
                 other => return Err(self.unexpected(&doing, &other)),

@@ -45,14 +45,14 @@ impl Failure {
     /// Returns a description of the problem if another attempt may succeed, else the error. After
     /// [`Failure::Closed`], no attempt follows if this one `is_last`.
     fn worth_another(self, host: &str, port: u16, is_last: bool) -> Result<String> {
-        let with = || format!("what listens on {host}:{port}");
+        let with = || format!("the process that listens on {host}:{port}");
         match self {
             Self::Late => Ok("it did not answer in time".to_owned()),
             Self::Broken(error) => Ok(error.to_string()),
             Self::Closed if !is_last => Ok("it closed the connection when asked to prove that it knows the job's secret".to_owned()),
             Self::Closed => {
-                let reason = "it closed the connection when asked for one; torchrun's stores and PyTorch's know none: start the ranks with \
-                              collrun, or unset COLLECTIVES_SECRET";
+                let reason = "it closed the connection when asked for a proof; the stores of torchrun and PyTorch support none: start the \
+                              ranks with collrun, or unset COLLECTIVES_SECRET";
                 Err(Error::Unauthorized { with: with(), reason: reason.to_owned() })
             }
             Self::Unauthenticated(unproven) => Err(Error::Unauthorized { with: with(), reason: unproven.to_string() }),
@@ -156,7 +156,7 @@ impl Connection {
         let stream = TcpStream::connect_timeout(&address, limit.remaining().max(Duration::from_millis(1)))?;
         if stream.local_addr()? == stream.peer_addr()? {
             // The system can connect a socket to itself if no server listens on a port of the ephemeral range.
-            return Err(io::Error::new(ErrorKind::ConnectionRefused, "nobody listens there").into());
+            return Err(io::Error::new(ErrorKind::ConnectionRefused, "no process listens there").into());
         }
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
@@ -211,7 +211,7 @@ impl Connection {
                 Reason::of_refusal(&self.rest).filter(|reason| *reason == Reason::Starved).unwrap_or(Reason::Wanted),
             )
             .into()),
-            other => Err(Failure::Malformed(format!("{other:?} in answer to a PING with {nonce}; it is no TCPStore server"))),
+            other => Err(Failure::Malformed(format!("{other:?} in answer to a PING with {nonce}; it is not a TCPStore server"))),
         }
     }
 
@@ -223,7 +223,7 @@ impl Connection {
     /// Sends a request.
     pub(super) fn send(&mut self, message: &[u8], deadline: &Deadline) -> std::result::Result<(), Failure> {
         if !self.rest.is_empty() {
-            return Err(Failure::Malformed(format!("{} bytes that nobody asked for", self.rest.len())));
+            return Err(Failure::Malformed(format!("{} bytes without a request", self.rest.len())));
         }
         let mut sealed = Vec::new();
         let mut left = match &mut self.records {
@@ -284,8 +284,8 @@ impl Connection {
     }
 }
 
-/// Returns the addresses of a host, at least one. The system's resolver knows no deadline, so it runs on a thread of
-/// its own. If no answer comes in time, that thread is left behind and ends with the answer.
+/// Returns the addresses of a host, at least one. The system's resolver has no deadline, so it runs on a thread of its
+/// own. If no answer comes in time, that thread is left behind and ends with the answer.
 pub(in crate::rendezvous) fn resolve(host: &str, port: u16, deadline: &Deadline) -> io::Result<Vec<SocketAddr>> {
     if let Ok(address) = host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(address, port)]);
@@ -298,10 +298,11 @@ pub(in crate::rendezvous) fn resolve(host: &str, port: u16, deadline: &Deadline)
     Ok(addresses)
 }
 
-/// The error that no thread can be started for looking up a name. No pause frees one.
+/// The error if no thread can be started to look up a name. A pause would not free one.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "no thread can be started to look the name up: {0}; raise the limit on processes and threads (RLIMIT_NPROC, pids.max), or give an address"
+    "no thread can be started to look the name up: {0}; raise the limit on processes and threads (RLIMIT_NPROC, pids.max), or set \
+     an IP address"
 )]
 struct NoThread(io::Error);
 

@@ -210,7 +210,7 @@ impl Daemon {
         let id = self.next;
         let interest = EventFlags::IN;
         if let Err(error) = epoll::add(&self.epoll, &stream, EventData::new_u64(id), interest) {
-            return crate::base::event::warn!(%error, clients = self.clients.len(), "the store server cannot watch one more client");
+            return crate::base::event::warn!(%error, clients = self.clients.len(), "the store server cannot watch a new client and drops it");
         }
         self.next += 1;
         self.service.connect(id);
@@ -279,8 +279,8 @@ impl Daemon {
         }
     }
 
-    /// Updates the events watched for a client. They change when bytes came from it or went to it, and
-    /// [`Daemon::send`] follows both.
+    /// Updates the events watched for a client. They change when bytes have come from it or gone to it, and
+    /// [`Daemon::send`] runs after both.
     fn watch(&mut self, id: ClientId, owed: bool) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let mut interest = EventFlags::empty();
@@ -289,7 +289,7 @@ impl Daemon {
         if interest != client.interest {
             client.interest = interest;
             if let Err(error) = epoll::modify(&self.epoll, &client.stream, EventData::new_u64(id), interest) {
-                crate::base::event::warn!(%error, "the store server loses sight of a client and drops it");
+                crate::base::event::warn!(%error, "the store server cannot watch a client and drops it");
                 self.drop_client(id);
             }
         }

@@ -108,7 +108,8 @@ impl TcpStoreServer {
         let doing = "starting the store server";
         let address = listener.local_addr().map_err(|error| Error::io(doing, error))?;
         if secret.is_none() && !address.ip().is_loopback() {
-            event::warn!(%address, "the store has no secret: whoever can reach this address can read and write it (COLLECTIVES_SECRET)");
+            event::warn!(%address, "the store has no secret: any process that can reach this address can read and write it; \
+                 set COLLECTIVES_SECRET");
         }
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake_up = Arc::new(eventfd(0, flags).map_err(|error| Error::io(doing, error))?);
@@ -160,12 +161,12 @@ impl Drop for TcpStoreServer {
         }
         // Adding to a fresh counter cannot fail.
         if let Err(error) = rustix::io::write(&*self.wake_up, &last_word(self.linger).to_ne_bytes()) {
-            event::warn!(address = %self.address, %error, "the store server could not be told to end");
+            event::warn!(address = %self.address, %error, "the store server could not be stopped");
             return;
         }
         // A subscriber of `tracing` runs on that thread and may drop this value.
         if !self.thread.wait(self.linger.saturating_add(LAST)) && !is_own() {
-            event::warn!(address = %self.address, "the store server's thread does not end: it is left behind");
+            event::warn!(address = %self.address, "the store server's thread does not end and is left running");
         }
     }
 }
@@ -180,8 +181,9 @@ fn listen_on_first(addresses: &[SocketAddr]) -> Result<std::net::TcpListener> {
             Ok(listener) => return Ok(listener),
             Err(error) if is_foreign(&error) => {}
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                let reason = "address already in use: another job or program listens on this host and port, or another process of this job is rank 0, \
-                              too (--node-rank 0 on two hosts); set MASTER_PORT to a free port, or choose port 0 where the port need not be known beforehand";
+                let reason = "address already in use: another job or program listens on this host and port, or another process of this \
+                              job is also rank 0 (--node-rank 0 on two hosts); set MASTER_PORT to a free port, or use port 0 if the port need \
+                              not be known beforehand";
                 return Err(Error::config(format!("store server on {address}"), reason));
             }
             Err(error) => return Err(Error::io(format!("listening on {address} for the store"), error)),
@@ -190,7 +192,7 @@ fn listen_on_first(addresses: &[SocketAddr]) -> Result<std::net::TcpListener> {
     let list = addresses.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(", ");
     Err(Error::config(
         format!("store server on {list}"),
-        "that is no address of this host; rank 0 must run on the host that MASTER_ADDR (or the URL) names",
+        "this is not an address of this host; rank 0 must run on the host that MASTER_ADDR (or the URL) names",
     ))
 }
 

@@ -307,7 +307,7 @@ fn a_client_waits_for_its_server_to_start() {
     let error = TcpStore::connect("127.0.0.1", port, SHORT).unwrap_err();
     let said = error.to_string();
     assert!(error.is_timeout() && said.contains(&port.to_string()) && said.contains("connection refused"), "{said}");
-    assert!(said.contains("nobody listens on this port"), "{said}");
+    assert!(said.contains("no process listens on this port"), "{said}");
 }
 
 #[test]
@@ -320,7 +320,7 @@ fn something_else_on_the_port_is_an_error_at_once() {
         drop(stream.read(&mut [0; 64]));
     });
     let error = TcpStore::connect("127.0.0.1", port, LONG).unwrap_err();
-    assert!(matches!(error, Error::Protocol { .. }) && error.to_string().contains("no TCPStore"), "{error}");
+    assert!(matches!(error, Error::Protocol { .. }) && error.to_string().contains("not a TCPStore"), "{error}");
     other.join().unwrap();
 }
 
@@ -432,7 +432,7 @@ fn a_client_with_the_secret_is_let_in_and_no_other() {
     store.set("k", b"v").unwrap();
     let begun = Instant::now();
     for (error, words) in [
-        (TcpStore::connect_with_secret("127.0.0.1", port, LONG, &secret(2)).unwrap_err(), "another secret"),
+        (TcpStore::connect_with_secret("127.0.0.1", port, LONG, &secret(2)).unwrap_err(), "a different secret"),
         (TcpStore::connect("127.0.0.1", port, LONG).unwrap_err(), "this process has no secret"),
     ] {
         assert!(error.is_unauthorized() && error.to_string().contains(words), "{error}");

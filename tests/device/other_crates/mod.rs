@@ -216,7 +216,7 @@ fn device_tensors_go_out_and_come_back_through_dlpack() {
         assert!(tensor.as_slice::<f32>().unwrap_err().to_string().contains("host memory"));
         // SAFETY: exported for that stream, and freed in its order.
         let error = unsafe { tensor.on_device_mut::<i32, _>(&consumer) }.unwrap_err();
-        assert!(error.to_string().contains("i32 was asked for"), "{error}");
+        assert!(error.to_string().contains("i32 was requested"), "{error}");
         // SAFETY: as above.
         let sum = unsafe { tensor.on_device_mut::<f32, _>(&consumer) }.unwrap();
         comm.all_reduce(&mut ForeignBuffer::new(&context(comm), sum).unwrap(), ReduceOp::Sum).unwrap();

@@ -127,7 +127,7 @@ fn a_rank_with_another_secret_is_refused_and_the_job_waits_for_the_right_one() {
     }
     let port = ranks::free_port();
     let members: Vec<Child> = (0..2).map(|rank| spawn(NAME, rank, port, Some(RIGHT))).collect();
-    for (other, words) in [(Some(WRONG), "it has another secret than this process"), (None, "this process has no secret")] {
+    for (other, words) in [(Some(WRONG), "it has a different secret than this process"), (None, "this process has no secret")] {
         let said = said(spawn(NAME, 2, port, other));
         assert!(said.contains("unauthorized true") && said.contains(words), "{said}");
     }

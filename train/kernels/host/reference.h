@@ -1,18 +1,18 @@
-// What the kernels are compared with. Nothing here is shared with them.
+// The reference for the kernels. It shares nothing with them.
 #pragma once
 #include "../../../kernels/host/reference.h"
 
-// One element times a factor that is not rounded before.
+// One element times a factor that is not rounded first.
 inline uint64_t weigh_reference(const Type &type, uint64_t bits, double factor) {
     return encode(type, decode(type, bits) * factor);
 }
 
-// One element as another type: by way of f32, in which it is weighted.
+// One element as another type: as f32, times the weight in f64, as f32, as the other type.
 inline uint64_t convert_reference(const Type &from, const Type &to, uint64_t bits, double weight) {
     return encode(to, (float)((double)(float)decode(from, bits) * weight));
 }
 
-// Halves added to halves, as a block of threads does.
+// Adds halves to halves, as a block of threads does.
 inline double sum_of_halves(std::vector<double> sums) {
     for (size_t half = 256; half != 0; half /= 2) {
         for (size_t t = 0; t < half && t + half < sums.size(); t++) {
@@ -22,7 +22,7 @@ inline double sum_of_halves(std::vector<double> sums) {
     return sums[0];
 }
 
-// The sums of squares of every block: groups of 16 bytes go to the threads in turn, what is left over to the first one.
+// The sums of squares of every block: groups of 16 bytes go to the threads in turn, the rest to the first one.
 inline std::vector<double> squares_reference(const Type &type, const std::vector<uint64_t> &elements, size_t grid, size_t block) {
     size_t many = 16 / type.bytes, whole = elements.size() / many * many;
     std::vector<std::vector<double>> threads(grid, std::vector<double>(block));
@@ -38,7 +38,7 @@ inline std::vector<double> squares_reference(const Type &type, const std::vector
     return partials;
 }
 
-// What is there already, and all partial sums.
+// The previous total, plus all partial sums.
 inline double total_reference(double total, const std::vector<double> &partials, unsigned block) {
     std::vector<double> sums(block);
     for (size_t i = 0; i < partials.size(); i++) {

@@ -11,7 +11,7 @@ typedef void WeighKernel(void *, unsigned long long, double);
 typedef void ConvertKernel(const void *, void *, unsigned long long, double);
 typedef void SquaresKernel(const void *, unsigned long long, void *);
 
-// Elements put into memory, and their patterns.
+// Puts random elements into memory and returns their patterns.
 static std::vector<uint64_t> put_elements(const Memory &memory, uint64_t count, const Type &type) {
     std::vector<uint64_t> elements(count);
     for (uint64_t i = 0; i < count; i++) {
@@ -24,7 +24,7 @@ static void check_accumulate(const char *name, AccumulateKernel *kernel) {
     const Type &type = type_named(name);
     for (uint64_t count : {0, 1, 7, 8, 9, 1000, 70001}) {
         for (int variant = 0; variant < 3; variant++) {
-            // Both aligned, both at one odd start, and as they fall.
+            // Both aligned, both at the same odd offset, and at different offsets.
             Memory into(count * type.bytes, variant == 0 ? 0 : 3 * type.bytes),
                 from(count * type.bytes, variant == 0 ? 0 : (variant == 1 ? 3 : 2) * type.bytes);
             std::vector<uint64_t> before = put_elements(into, count, type), added = put_elements(from, count, type);
@@ -38,7 +38,7 @@ static void check_accumulate(const char *name, AccumulateKernel *kernel) {
     }
 }
 
-// The third is next to a tie of f16 and of bf16 for an element that is 1, nearer than an f32 can tell.
+// For an element that is 1, the third is closer to a tie of f16 and of bf16 than an f32 can represent.
 static const double WEIGHTS[] = {1.0, 0.3, 1.0 + 0x1p-8 + 0x1p-11 + 1e-12, -0.125, 1e-40, 1e300, INFINITY};
 
 static void check_weigh(const char *name, WeighKernel *kernel) {
@@ -94,7 +94,7 @@ static void expect_sum(double got, double expected, const std::string &what, uin
     expect(same, what, index, bits_of(got), bits_of(expected));
 }
 
-// What lies aligned and what does not comes to the same bits; and both to about the sum that a wider type has.
+// Aligned and unaligned elements give the same bits, which are close to the sum in a wider type.
 static void check_squares(const char *name, SquaresKernel *kernel) {
     const Type &type = type_named(name);
     const unsigned grid = 2, block = 24;
@@ -104,7 +104,7 @@ static void check_squares(const char *name, SquaresKernel *kernel) {
             std::vector<uint64_t> elements = put_elements(data, count, type);
             long double near = 0.5;
             for (uint64_t i = 0; i < count; i++) {
-                // Most runs have numbers of which no square overflows.
+                // Most runs have only numbers whose squares do not overflow.
                 bool huge = !(std::fabs(decode(type, elements[i])) < 1e100);
                 if (huge && shift != 5) {
                     write_element(data.data + i * type.bytes, type.bytes, elements[i] = encode(type, 1.0 / 3));

@@ -1,4 +1,4 @@
-//! Reads of many ranges of a file, joined if they are close together. Pure.
+//! Joins reads of ranges of a file that are close together. Pure.
 
 use super::piece::Run;
 use crate::tuning::checkpoint::RANGES_AT_ONCE;
@@ -10,7 +10,7 @@ pub(super) struct Batch {
     /// The elements of the source that are read.
     pub(super) start: usize,
     pub(super) end: usize,
-    /// The parts of them that are wanted.
+    /// The parts of these elements that are wanted.
     pub(super) runs: Vec<Run>,
 }
 
@@ -18,7 +18,7 @@ pub(super) struct Batch {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Limits {
     pub(super) most: usize,
-    /// Elements between two ranges that are read too.
+    /// The largest gap between two ranges that are read together.
     pub(super) gap: usize,
 }
 

@@ -1,6 +1,6 @@
 //! Conversion between elements and the bytes of files.
 
-#![expect(unsafe_code, reason = "elements are seen as the bytes that they are")]
+#![expect(unsafe_code, reason = "elements are read and written as bytes")]
 
 use collectives::{DType, Element};
 

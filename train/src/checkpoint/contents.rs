@@ -29,12 +29,12 @@ pub(super) struct FileEntry {
 /// One tensor.
 #[derive(Debug)]
 pub(super) struct Tensor {
-    /// Its type, or the name of a type that is not an element type here.
+    /// Its type, or the name of a type that `collectives` does not have.
     pub(super) dtype: Result<DType, String>,
     pub(super) shape: Vec<usize>,
     /// All of its elements, each once, in order.
     pub(super) extents: Vec<Extent>,
-    /// The place of each of these.
+    /// The place of each extent.
     pub(super) places: Vec<Place>,
 }
 
@@ -50,8 +50,8 @@ pub(super) struct Place {
 }
 
 impl Tensor {
-    /// Makes a tensor from parts, each with the number of its file and its name there. Fails with what is wrong with
-    /// them.
+    /// Makes a tensor from parts, each with the number of its file and its name there. The error says what is wrong
+    /// with the parts.
     pub(super) fn of_parts(dtype: Result<DType, String>, shape: Vec<usize>, parts: Vec<(Piece, usize, String)>) -> Result<Self, String> {
         let total = super::piece::element_count(&shape)?;
         let mut held = Vec::new();

@@ -1,10 +1,10 @@
-//! The folder of all checkpoints: the names of their folders, how one appears, and how old ones are removed.
+//! The folder of all checkpoints. Names, publishes and removes the folders of checkpoints in it.
 //!
-//! A checkpoint is created under a temporary name, which begins with a dot. It appears by a rename, which replaces one
-//! of the same step. It is removed through a rename too. So after a kill, checkpoints are complete, and folders with
-//! temporary names remain, which the next save removes. It renames them first, for two reasons. A save that runs at the
-//! same time, against the rules, then fails at its rename. And no folder has a checkpoint's name while files in it are
-//! removed.
+//! A checkpoint is created under a temporary name, which begins with a dot. A rename publishes it, and replaces an
+//! older checkpoint of the same step. Before a checkpoint is removed, it is renamed too. So if processes are killed,
+//! every checkpoint is still complete. Folders with temporary names may remain, and the next save removes them. That
+//! save renames them first, for two reasons. If another save runs at the same time, which is not allowed, the other
+//! save then fails at its rename. And no folder has a checkpoint's name while files in it are removed.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -23,7 +23,7 @@ const MARKER: &str = "marker";
 /// Parts of the names of unfinished folders, and of those being removed.
 const UNFINISHED: &str = ".partial-";
 const GOING: &str = ".deleted-";
-/// The same for a checkpoint that another of its step replaces, if the file system cannot exchange two names.
+/// Part of the name of a checkpoint that is being replaced, if the file system cannot exchange two names.
 const REPLACED: &str = ".replaced-";
 /// The number of characters of a mark.
 pub(super) const MARK_LENGTH: usize = 16;
@@ -78,14 +78,17 @@ impl Unfinished {
         Self { folder: format!(".{}{UNFINISHED}{mark}", name(step)), mark }
     }
 
-    /// Creates the folder of a step that comes after all others, or is the latest and is to be replaced. Removes what
-    /// earlier saves have left. For rank 0.
+    /// Creates the folder of a step, which must be after all others, or the latest if that is to be replaced. Removes
+    /// what earlier saves have left. For rank 0.
     pub(super) fn begin(directory: &Path, step: u64) -> Result<Self> {
         create_all(directory)?;
         remove_leftovers(directory)?;
         let latest = steps(directory)?.last().copied();
         if let Some(latest) = latest.filter(|latest| *latest >= step && !is_replaceable(directory, *latest, step)) {
-            let reason = format!("step {step} is not after {}, which is in {directory:?}: remove what is not wanted first", name(latest));
+            let reason = format!(
+                "step {step} is not after {}, which is in {directory:?}: remove later checkpoints, or save a later step",
+                name(latest)
+            );
             return Err(Error::argument("commit", reason));
         }
         let unfinished = Self::of(step, random()?);
@@ -103,15 +106,15 @@ impl Unfinished {
 
     /// Checks that this rank sees what rank 0 wrote.
     pub(super) fn check(&self, directory: &Path) -> Result<()> {
-        // It came from another process, and becomes part of a path here.
+        // The mark came from another process, and becomes part of a path here.
         if !self.mark.bytes().all(|digit| digit.is_ascii_hexdigit()) {
             return Err(Error::Protocol {
                 with: "rank 0".to_owned(),
-                reason: format!("{:?} is no mark of an unfinished checkpoint", self.mark),
+                reason: format!("{:?} is not the mark of an unfinished checkpoint", self.mark),
             });
         }
         let path = directory.join(&self.folder).join(MARKER);
-        let what_then = "every rank must be given one folder of a file system that all of them share";
+        let what_then = "give every rank the same folder, on a file system that all ranks share";
         match read_all(&path, self.mark.len() as u64) {
             Ok(seen) if seen == self.mark.as_bytes() => Ok(()),
             Ok(_) => Err(malformed(&path, format!("it is not what rank 0 wrote: {what_then}"))),
@@ -122,7 +125,7 @@ impl Unfinished {
         }
     }
 
-    /// Gives the folder its name, which publishes the checkpoint. For rank 0, when all is written.
+    /// Gives the folder its name, which publishes the checkpoint. For rank 0, when all files are written.
     pub(super) fn finish(&self, directory: &Path, step: u64) -> Result<()> {
         let (from, to) = (directory.join(&self.folder), directory.join(name(step)));
         let marker = from.join(MARKER);
@@ -150,8 +153,8 @@ impl Unfinished {
     }
 }
 
-/// Returns whether the latest checkpoint is of this step and is a checkpoint: anything else with its name is not ours
-/// to replace.
+/// Returns whether the latest checkpoint has this step and is really a checkpoint. Anything else with that name must
+/// not be replaced.
 fn is_replaceable(directory: &Path, latest: u64, step: u64) -> bool {
     let is_checkpoint = || {
         let json = read_all(&directory.join(name(step)).join(index::NAME), index::LONGEST).ok()?;
@@ -160,10 +163,10 @@ fn is_replaceable(directory: &Path, latest: u64, step: u64) -> bool {
     latest == step && is_checkpoint() == Some(step)
 }
 
-/// Gives a folder its name, and returns the new name of the checkpoint that had it.
+/// Gives a folder its name, and returns the new name of the checkpoint that had that name before.
 fn publish(directory: &Path, folder: &str, step: &str) -> Result<Option<String>> {
     let (from, to) = (directory.join(folder), directory.join(step));
-    let naming = failed("giving its name to", &to);
+    let naming = failed("publishing the checkpoint as", &to);
     if !to.exists() {
         return fs::rename(&from, &to).map_err(naming).map(|()| None);
     }
@@ -210,8 +213,8 @@ fn create_all(directory: &Path) -> Result<()> {
     absent.into_iter().try_for_each(|path| sync_folder(&above(path)))
 }
 
-/// Removes the folders of unfinished saves and removals. What cannot be removed is logged, and does not make the save
-/// fail.
+/// Removes the folders of unfinished saves and removals. A folder that cannot be removed is logged, and does not make
+/// the save fail.
 fn remove_leftovers(directory: &Path) -> Result<()> {
     let left = |name: &String| [UNFINISHED, GOING, REPLACED].iter().find_map(|part| Some(name.split_once(part)?.0.to_owned()));
     for name in names(directory)?.iter().filter(|name| name.starts_with(".step-")) {
@@ -222,13 +225,14 @@ fn remove_leftovers(directory: &Path) -> Result<()> {
             continue;
         }
         if let Err(error) = remove(directory, name, &step) {
-            crate::event::warn!(path = %directory.join(name).display(), %error, "what an earlier save left could not be removed");
+            crate::event::warn!(path = %directory.join(name).display(), %error, "the remains of an earlier save could not be removed");
         }
     }
     Ok(())
 }
 
-/// Removes all but the last checkpoints. What cannot be removed is logged: the new checkpoint is saved anyway.
+/// Removes all but the last `count` checkpoints. A checkpoint that cannot be removed is logged, and does not make the
+/// save fail.
 pub(super) fn keep_last(directory: &Path, count: usize) {
     let told = |error: &Error| crate::event::warn!(path = %directory.display(), %error, "an old checkpoint could not be removed");
     let steps = steps(directory).inspect_err(told).unwrap_or_default();
@@ -238,9 +242,9 @@ pub(super) fn keep_last(directory: &Path, count: usize) {
     }
 }
 
-/// Removes a folder of this name. It first gets another name, which begins with `as_left`. So the remains are no
-/// checkpoint, and a process that still writes to it cannot make it one. If another process has renamed or removed it,
-/// it is left alone.
+/// Removes a folder. First renames it to a name that begins with `as_left`. So its remains are not a checkpoint, and a
+/// process that still writes to it cannot make it one. If another process has already renamed or removed the folder,
+/// nothing is done.
 fn remove(directory: &Path, name: &str, as_left: &str) -> Result<()> {
     let (from, to): (PathBuf, PathBuf) = (directory.join(name), directory.join(format!("{as_left}{GOING}{}", random()?)));
     let unless_gone = |outcome: io::Result<()>| match outcome {

@@ -23,7 +23,7 @@ pub(super) fn failed(doing: &str, path: &Path) -> impl Fn(io::Error) -> Error {
     move |error| Error::io(format!("{doing} {path:?}"), error)
 }
 
-/// A handle of a folder that survives renames: saving a step again replaces the folder that had its name.
+/// A handle to a folder, which stays valid if the folder is renamed. That happens when a step is saved again.
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
@@ -53,21 +53,21 @@ impl Folder {
         Ok((file, facts.len()))
     }
 
-    /// Returns the bytes of a file in it, which has at most `longest`.
+    /// Returns the bytes of a file in it, if there are at most `longest`.
     pub(super) fn read_all(&self, name: &str, longest: u64) -> Result<Vec<u8>> {
         let opened = regular_file::open_in(&self.handle, name);
         opened.and_then(|opened| regular_file::whole(opened, longest)).map_err(failed("reading", &self.join(name)))
     }
 }
 
-/// Returns the bytes of a file, which has at most `longest`.
+/// Returns the bytes of a file, if there are at most `longest`.
 pub(super) fn read_all(path: &Path, longest: u64) -> Result<Vec<u8>> {
     let opened = regular_file::open_in(CWD, path);
     opened.and_then(|opened| regular_file::whole(opened, longest)).map_err(failed("reading", path))
 }
 
-/// The most bytes of the headers of all files that one checkpoint keeps. A tensor takes more of the index, which has no
-/// more bytes than that.
+/// The most bytes of headers that one checkpoint keeps, for all files together. The index has the same limit, and a
+/// tensor takes more bytes there.
 const HEADS_TOGETHER: u64 = index::LONGEST;
 
 /// The number of header bytes that a checkpoint has read.
@@ -79,9 +79,9 @@ impl HeadBytes {
     fn add(&self, bytes: u64) -> std::result::Result<(), String> {
         let sum = |had: u64| had.checked_add(bytes).filter(|sum| *sum <= HEADS_TOGETHER);
         let added = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
-        added
-            .map(drop)
-            .map_err(|had| format!("its head has {bytes} bytes, those of other files {had}: {HEADS_TOGETHER} are the most together"))
+        added.map(drop).map_err(|had| {
+            format!("its header has {bytes} bytes, and the other files' headers have {had}: the limit for all together is {HEADS_TOGETHER}")
+        })
     }
 }
 
@@ -90,7 +90,7 @@ pub(super) fn read_header(folder: &Folder, entry: &FileEntry, read_before: &Head
     let path = &*folder.join(&entry.name);
     let (mut file, length) = folder.file(&entry.name)?;
     if let Some((expected, _)) = entry.expected.filter(|(expected, _)| *expected != length) {
-        return Err(malformed(path, format!("it has {length} bytes, and the index says {expected}")));
+        return Err(malformed(path, format!("it has {length} bytes, but {expected} according to the index")));
     }
     let mut head = vec![0; LENGTH_BYTES];
     file.read_exact(&mut head).map_err(failed("reading", path))?;
@@ -102,7 +102,7 @@ pub(super) fn read_header(folder: &Folder, entry: &FileEntry, read_before: &Head
         return Err(malformed(path, "it became shorter while it was read"));
     }
     if entry.expected.is_some_and(|(_, digest)| digest != *Sha256::digest(&head)) {
-        return Err(malformed(path, "its head is not the one that the index has the SHA-256 of"));
+        return Err(malformed(path, "its header does not match the SHA-256 in the index"));
     }
     let data = length - head.len() as u64;
     let header = header::parse(&head[LENGTH_BYTES..], data).map_err(|reason| malformed(path, reason))?;

@@ -32,8 +32,8 @@ pub fn safetensors_headers(data: &[u8]) {
     }
 }
 
-/// Parses any bytes as an index of ours and of others, and as what a rank holds. If they are accepted, they name files
-/// in the folder, and every element of every tensor once.
+/// Parses any bytes as our index, as an index of another library, and as a rank's declaration. If they are accepted,
+/// they name only files in the folder, and contain every element of every tensor once.
 pub fn checkpoint_indexes(data: &[u8]) {
     if let Ok(contents) = index::parse(data) {
         check(&contents);

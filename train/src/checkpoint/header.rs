@@ -13,7 +13,7 @@ use collectives::DType;
 
 /// The longest header that readers of the format accept.
 pub(super) const LONGEST: u64 = 100_000_000;
-/// The bytes of a header's length.
+/// The number of bytes of the length before a header.
 pub(super) const LENGTH_BYTES: usize = 8;
 
 /// The contents of a file.
@@ -28,7 +28,7 @@ pub(super) struct Header {
 /// One tensor of a file.
 #[derive(Debug)]
 pub(super) struct Entry {
-    /// Its type, or the name of a type that is not an element type here.
+    /// Its type, or the name of a type that `collectives` does not have.
     pub(super) dtype: Result<DType, String>,
     pub(super) shape: Vec<usize>,
     /// Its bytes, counted from the end of the header.
@@ -59,8 +59,8 @@ impl<'de> Deserialize<'de> for Written {
     }
 }
 
-/// Reads one tensor after the other. A derived reader would first keep the whole header as values, in twenty times its
-/// bytes.
+/// Reads one tensor after the other. A derived reader would first read the whole header into values, which take twenty
+/// times its bytes.
 struct WrittenVisitor;
 
 impl<'de> Visitor<'de> for WrittenVisitor {
@@ -110,7 +110,7 @@ pub(super) fn name(dtype: DType) -> &'static str {
     }
 }
 
-/// Returns the element type of this name, or else the name.
+/// Returns the element type with this name. The error is the name.
 pub(super) fn dtype(text: &str) -> Result<DType, String> {
     DType::ALL.into_iter().find(|dtype| name(*dtype) == text).ok_or_else(|| text.to_owned())
 }
@@ -120,7 +120,7 @@ pub(super) fn length(first: [u8; LENGTH_BYTES], file_bytes: u64) -> Result<usize
     let length = u64::from_le_bytes(first);
     let room = file_bytes.saturating_sub(LENGTH_BYTES as u64);
     if length > LONGEST || length > room {
-        return Err(format!("its head would have {length} bytes, where {room} follow and {LONGEST} are the most"));
+        return Err(format!("its header would have {length} bytes, but {room} follow, and the limit is {LONGEST}"));
     }
     // At most the limit above.
     Ok(length as usize)
@@ -128,7 +128,7 @@ pub(super) fn length(first: [u8; LENGTH_BYTES], file_bytes: u64) -> Result<usize
 
 /// Reads a header, followed by `data_bytes` bytes, each of which must belong to one tensor.
 pub(super) fn parse(json: &[u8], data_bytes: u64) -> Result<Header, String> {
-    let written: Written = serde_json::from_slice(json).map_err(|error| format!("its head is not what it should be: {error}"))?;
+    let written: Written = serde_json::from_slice(json).map_err(|error| format!("its header is not valid: {error}"))?;
     let entries = written.entries.into_iter().map(|(name, entry)| match checked(entry) {
         Ok(entry) => Ok((name, entry)),
         Err(reason) => Err(format!("tensor {name:?}: {reason}")),
@@ -139,12 +139,12 @@ pub(super) fn parse(json: &[u8], data_bytes: u64) -> Result<Header, String> {
     let mut reached = 0;
     for (name, bytes) in order {
         if bytes.start != reached {
-            return Err(format!("tensor {name:?} begins at byte {} of the data, where byte {reached} comes next", bytes.start));
+            return Err(format!("tensor {name:?} begins at byte {} of the data, but byte {reached} comes next", bytes.start));
         }
         reached = bytes.end;
     }
     if reached != data_bytes {
-        return Err(format!("its tensors have {reached} bytes, and {data_bytes} follow the head"));
+        return Err(format!("its tensors have {reached} bytes, but {data_bytes} follow the header"));
     }
     Ok(Header { metadata: written.metadata.unwrap_or_default(), entries })
 }
@@ -159,7 +159,7 @@ fn checked(entry: WrittenEntry) -> Result<Entry, String> {
     if let Ok(dtype) = dtype
         && bytes != count as u64 * dtype.size_bytes() as u64
     {
-        return Err(format!("{bytes} bytes for {count} elements of {dtype}"));
+        return Err(format!("it has {bytes} bytes for {count} elements of {dtype}"));
     }
     Ok(Entry { dtype, shape, bytes: start..end })
 }
@@ -167,7 +167,7 @@ fn checked(entry: WrittenEntry) -> Result<Entry, String> {
 /// Returns the header, preceded by its length, of a file in which these tensors are contiguous.
 pub(super) fn encode(tensors: &[(String, DType, Vec<usize>)], metadata: &BTreeMap<String, String>) -> Result<Vec<u8>, String> {
     let mut entries = serde_json::Map::new();
-    let failed = |error: serde_json::Error| format!("the head cannot be written: {error}");
+    let failed = |error: serde_json::Error| format!("the header cannot be written: {error}");
     entries.insert(METADATA.to_owned(), serde_json::to_value(metadata).map_err(failed)?);
     let mut reached = 0;
     for (name, dtype, shape) in tensors {
@@ -180,7 +180,7 @@ pub(super) fn encode(tensors: &[(String, DType, Vec<usize>)], metadata: &BTreeMa
     // The data begin at a multiple of 8, as the format requires.
     json.resize(json.len().next_multiple_of(LENGTH_BYTES), b' ');
     if json.len() as u64 > LONGEST {
-        return Err(format!("the head of a file with {} tensors would have {} bytes, {LONGEST} are the most", tensors.len(), json.len()));
+        return Err(format!("the header of a file with {} tensors would have {} bytes; the limit is {LONGEST}", tensors.len(), json.len()));
     }
     let mut head = (json.len() as u64).to_le_bytes().to_vec();
     head.append(&mut json);
@@ -215,9 +215,9 @@ mod tests {
     fn heads_that_contradict_themselves_are_refused() {
         let cases = [
             (r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,7]}}"#, 7, "7 bytes for 2 elements of f32"),
-            (r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#, 9, "have 8 bytes, and 9 follow"),
-            (r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#, 4, "have 8 bytes, and 4 follow"),
-            (r#"{"a":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}"#, 3, "begins at byte 1 of the data, where byte 0 comes next"),
+            (r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#, 9, "have 8 bytes, but 9 follow"),
+            (r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#, 4, "have 8 bytes, but 4 follow"),
+            (r#"{"a":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}"#, 3, "begins at byte 1 of the data, but byte 0 comes next"),
             (r#"{"a":{"dtype":"U8","shape":[2],"data_offsets":[3,1]}}"#, 3, "before they begin"),
             (
                 r#"{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}"#,
@@ -225,24 +225,24 @@ mod tests {
                 "tensor \"b\" begins at byte 1",
             ),
             (r#"{"a":{"dtype":"U8","shape":[18446744073709551615,2],"data_offsets":[0,2]}}"#, 2, "address space"),
-            (r#"{"a":{"dtype":"U8","shape":[-1],"data_offsets":[0,2]}}"#, 2, "not what it should be"),
-            (r#"{"a":{"dtype":"U8","shape":[1]}}"#, 1, "not what it should be"),
-            (r#"[[[["#, 0, "not what it should be"),
+            (r#"{"a":{"dtype":"U8","shape":[-1],"data_offsets":[0,2]}}"#, 2, "its header is not valid"),
+            (r#"{"a":{"dtype":"U8","shape":[1]}}"#, 1, "its header is not valid"),
+            (r#"[[[["#, 0, "its header is not valid"),
             (
                 r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#,
                 1,
-                "\"a\" stands there twice",
+                "\"a\" appears twice",
             ),
-            (r#"{"__metadata__":{"k":"1","k":"2"}}"#, 0, "\"k\" stands there twice"),
+            (r#"{"__metadata__":{"k":"1","k":"2"}}"#, 0, "\"k\" appears twice"),
             (r#"{"__metadata__":{},"__metadata__":null}"#, 0, "duplicate field `__metadata__`"),
             (&format!(r#"{{"a":{{"dtype":"U8","shape":[{}1],"data_offsets":[0,1]}}}}"#, "1,".repeat(64)), 1, "more than 64 dimensions"),
-            ("", 0, "not what it should be"),
+            ("", 0, "its header is not valid"),
         ];
         for (json, data_bytes, words) in cases {
             let error = parsed(json, data_bytes).unwrap_err();
             assert!(error.contains(words), "{json}: {error}");
         }
-        assert!(length([0xff; 8], 100).unwrap_err().contains("its head would have 18446744073709551615 bytes"));
+        assert!(length([0xff; 8], 100).unwrap_err().contains("its header would have 18446744073709551615 bytes"));
         assert!(length(93_u64.to_le_bytes(), 100).is_err());
         assert_eq!(length(92_u64.to_le_bytes(), 100), Ok(92));
         assert!(length((LONGEST + 1).to_le_bytes(), 1 << 40).is_err());

@@ -88,7 +88,7 @@ impl Index {
     pub(super) fn encode(&self) -> Result<Vec<u8>, String> {
         let json = serde_json::to_vec_pretty(self).map_err(|error| format!("the index cannot be written: {error}"))?;
         if json.len() as u64 > LONGEST {
-            return Err(format!("the index would have {} bytes, {LONGEST} are the most", json.len()));
+            return Err(format!("the index would have {} bytes; the limit is {LONGEST}", json.len()));
         }
         Ok(json)
     }
@@ -100,15 +100,15 @@ pub(super) fn parse(json: &[u8]) -> Result<Contents, String> {
     struct Version {
         format: String,
     }
-    let failed = |error: serde_json::Error| format!("it is not what an index should be: {error}");
+    let failed = |error: serde_json::Error| format!("it is not a valid index: {error}");
     let Version { format } = serde_json::from_slice(json).map_err(failed)?;
     if format != FORMAT {
-        return Err(format!("its format is {format:?}, and this version reads {FORMAT:?}"));
+        return Err(format!("its format is {format:?}, but this version reads {FORMAT:?}"));
     }
     let Index { step, world_size, metadata, files, tensors, .. } = serde_json::from_slice(json).map_err(failed)?;
     let mut keys = BTreeSet::new();
     if let Some(twice) = tensors.values().flat_map(|tensor| &tensor.pieces).find(|piece| !keys.insert((piece.file, &piece.key))) {
-        return Err(format!("{:?} of file number {} is a part twice", twice.key, twice.file));
+        return Err(format!("{:?} of file number {} is listed as a part twice", twice.key, twice.file));
     }
     let count = files.len();
     let files = files.into_iter().map(file).collect::<Result<_, _>>()?;
@@ -122,14 +122,14 @@ pub(super) fn parse(json: &[u8]) -> Result<Contents, String> {
 fn file(written: WrittenFile) -> Result<FileEntry, String> {
     let WrittenFile { name, bytes, header_sha256 } = written;
     check_name(&name)?;
-    let digest = digest(&header_sha256).ok_or_else(|| format!("file {name:?}: {header_sha256:?} is no SHA-256"))?;
+    let digest = digest(&header_sha256).ok_or_else(|| format!("file {name:?}: {header_sha256:?} is not a SHA-256"))?;
     Ok(FileEntry { name, expected: Some((bytes, digest)) })
 }
 
 fn tensor(written: WrittenTensor, files: usize) -> Result<Tensor, String> {
     let dtype = header::dtype(&written.dtype).map_err(|name| format!("its element type {name:?} is not known"))?;
     if let Some(piece) = written.pieces.iter().find(|piece| piece.file >= files) {
-        return Err(format!("part {:?} lies in file number {}, and there are {files}", piece.key, piece.file));
+        return Err(format!("part {:?} is in file number {}, but there are {files} files", piece.key, piece.file));
     }
     let parts = written.pieces.into_iter().map(|WrittenPiece { file, key, piece }| (piece, file, key)).collect();
     Tensor::of_parts(Ok(dtype), written.shape, parts)
@@ -140,7 +140,7 @@ pub(super) fn check_name(name: &str) -> Result<(), String> {
     let mut parts = Path::new(name).components();
     match (parts.next(), parts.next()) {
         (Some(Component::Normal(only)), None) if only == name => Ok(()),
-        _ => Err(format!("{name:?} is not the name of a file in its folder")),
+        _ => Err(format!("{name:?} is not the name of a file in the checkpoint's folder")),
     }
 }
 

@@ -41,7 +41,7 @@ impl<'de, V: Deserialize<'de>> Visitor<'de> for UniqueVisitor<V> {
 /// Adds an entry, unless its name is a duplicate.
 pub(super) fn add<V, E: Error>(map: &mut BTreeMap<String, V>, name: String, value: V) -> Result<(), E> {
     if map.contains_key(&name) {
-        return Err(E::custom(format_args!("{name:?} stands there twice")));
+        return Err(E::custom(format_args!("{name:?} appears twice")));
     }
     map.insert(name, value);
     Ok(())

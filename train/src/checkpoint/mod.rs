@@ -1,9 +1,10 @@
-//! Checkpoints that reshard (feature `checkpoint`): saved by one number of ranks, loaded by any other.
+//! Saves checkpoints with one number of ranks and loads them with any other (feature `checkpoint`).
 //!
-//! A checkpoint is a list of named tensors, each with an element type and a shape, and of strings from the program. A
-//! rank passes the [`Piece`] of each tensor that it holds to [`Writer`], or that it wants to [`Checkpoint`]. It need
-//! not know the other ranks' pieces. The state of an optimiser is more tensors. [`Writer::shares`] names those of a
-//! [`ShardedOptimizer`](super::ShardedOptimizer), and the shares of a [`FullySharded`](super::FullySharded).
+//! A checkpoint has named tensors, each with an element type and a shape, and strings from the program. To save, a rank
+//! passes to [`Writer`] the [`Piece`] that it holds of each tensor. To load, it passes to [`Checkpoint`] the piece that
+//! it wants. It need not know the other ranks' pieces. The state of an optimiser is saved as tensors too.
+//! [`Writer::shares`] names the tensors of a [`ShardedOptimizer`](super::ShardedOptimizer) or a
+//! [`FullySharded`](super::FullySharded).
 //!
 //! # Files
 //!
@@ -14,9 +15,9 @@
 //!
 //! # Atomicity
 //!
-//! A checkpoint is created in a folder whose name begins with a dot. When every file in it is written and synced, it
-//! gets its name by one rename. So the latest checkpoint is complete whenever processes are killed, even all at once,
-//! and whenever the power fails. This requires of the file system:
+//! A checkpoint is created in a folder whose name begins with a dot. When every file in it is written and synced, the
+//! folder gets its final name by one rename. So the latest checkpoint is always complete, even if all processes are
+//! killed at once or the power fails. The file system must meet these requirements:
 //!
 //! - All ranks share it. A rank that does not see rank 0's files reports that, and so does rank 0 for the other ranks'
 //!   files.
@@ -27,12 +28,12 @@
 //!
 //! # Limitations
 //!
-//! It does not compare copies that several ranks hold, nor store checksums of data. The caller copies device buffers to
-//! the host. A piece is a range of one dimension or a flat range. A flat range of a range of columns is neither, and
-//! must be saved as its own tensor.
+//! This module does not compare copies that several ranks hold, and stores no checksums of the data. The caller copies
+//! device buffers to the host. A piece is a range of one dimension or a flat range. A flat range of a range of columns
+//! is neither, and must be saved as a separate tensor.
 
 #[cfg(target_endian = "big")]
-compile_error!("the feature `checkpoint` writes numbers as they lie in memory, and its files are little-endian");
+compile_error!("the feature `checkpoint` supports only little-endian processors: it writes numbers in the byte order of memory");
 
 mod batches;
 mod bytes;

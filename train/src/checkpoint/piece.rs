@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-/// The part of a tensor that a rank has, as elements in row-major order. Buffers passed for it hold only the part, its
-/// elements contiguous.
+/// The part of a tensor that a rank has, with elements in row-major order. A buffer for a piece holds only the elements
+/// of this part, and they are contiguous.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Piece {
@@ -24,8 +24,8 @@ pub enum Piece {
 }
 
 impl Piece {
-    /// Returns part `index` of `parts` along a dimension of length `side`. Lengths differ by at most one, longer ones
-    /// first.
+    /// Returns part `index` of `parts` along a dimension of length `side`. The parts' lengths differ by at most one,
+    /// and longer parts come first.
     ///
     /// ```
     /// # use collectives_train::checkpoint::Piece;
@@ -49,13 +49,13 @@ impl Piece {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the tensor has no such part, or more elements than an address space holds.
+    /// `InvalidArgument` if the tensor has no such part, or more elements than fit into the address space.
     pub fn len(&self, shape: &[usize]) -> collectives::Result<usize> {
         self.extent(shape).map(|extent| extent.len()).map_err(|reason| collectives::Error::argument("Piece::len", reason))
     }
 
-    /// Returns its elements in a form that is equal if the elements are, or why a tensor of this shape has no such
-    /// part.
+    /// Returns its elements in a form that is the same for all pieces with the same elements. The error says why a
+    /// tensor of this shape has no such part.
     pub(super) fn extent(&self, shape: &[usize]) -> Result<Extent, String> {
         let total = element_count(shape)?;
         let within = |range: &Range<usize>, end: usize| range.start <= range.end && range.end <= end;
@@ -106,7 +106,7 @@ impl fmt::Display for Piece {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Whole => f.write_str("(all of it)"),
-            Self::Flat(range) => write!(f, "(elements {}..{} of it flattened)", range.start, range.end),
+            Self::Flat(range) => write!(f, "(elements {}..{} of the flattened tensor)", range.start, range.end),
             Self::Along { dimension, range } => write!(f, "({}..{} of dimension {dimension})", range.start, range.end),
         }
     }
@@ -120,7 +120,7 @@ pub(super) fn element_count(shape: &[usize]) -> Result<usize, String> {
     let count = shape.iter().try_fold(1_usize, |count, side| count.checked_mul(*side));
     // Elements have at most eight bytes.
     let count = count.filter(|count| *count <= isize::MAX as usize / 8);
-    count.ok_or_else(|| format!("a tensor of shape {shape:?} has more elements than an address space holds"))
+    count.ok_or_else(|| format!("a tensor of shape {shape:?} has more elements than fit into the address space"))
 }
 
 /// The elements of a part: those from `start` to `end` in each of `outer` blocks of `stride` elements.
@@ -150,8 +150,8 @@ impl Extent {
     }
 }
 
-/// Returns the order of the non-empty parts of a tensor of `total` elements. Fails if they are not all of it, each
-/// element once.
+/// Returns the order of the non-empty parts of a tensor of `total` elements. Fails unless each element of the tensor is
+/// in exactly one part.
 pub(super) fn in_order(extents: &[&Extent], total: usize) -> Result<Vec<usize>, Division> {
     let mut order: Vec<usize> = (0..extents.len()).collect();
     order.sort_by_key(|index| extents[*index].start);
@@ -177,7 +177,7 @@ pub(super) fn in_order(extents: &[&Extent], total: usize) -> Result<Vec<usize>, 
     }
 }
 
-/// Why parts are not a division of a tensor.
+/// The reason why parts are not a division of a tensor.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Division {
     /// These two have common elements.
@@ -191,8 +191,8 @@ pub(super) enum Division {
 fn missing(extent: &Extent, range: Range<usize>) -> String {
     let Range { start, end } = range;
     match extent.outer {
-        1 => format!("elements {start}..{end} of it flattened are"),
-        _ => format!("elements {start}..{end} of each {} are", extent.stride),
+        1 => format!("elements {start}..{end} of the flattened tensor are"),
+        _ => format!("elements {start}..{end} of each block of {} are", extent.stride),
     }
 }
 
@@ -208,7 +208,7 @@ pub(super) struct Run {
     pub(super) len: usize,
 }
 
-/// Maps the elements of a part to `sources`, which are the whole tensor in order ([`in_order`]). Returns runs of at
+/// Maps the elements of a part to `sources`, which are the whole tensor, in order ([`in_order`]). Returns runs of at
 /// most `longest` elements, in the order of the destination.
 pub(super) fn runs<'a>(part: &'a Extent, sources: &'a [Extent], longest: usize) -> impl Iterator<Item = Run> + 'a {
     let mut to = 0;

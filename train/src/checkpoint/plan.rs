@@ -1,4 +1,4 @@
-//! Which rank writes what: decided by rank 0 from what all ranks hold. Pure.
+//! Decides on rank 0 which rank writes which parts, from the parts that all ranks hold. Pure.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use super::json::{self, MOST_DIMENSIONS};
 use super::piece::{Division, Extent, Piece, element_count, in_order};
 use collectives::DType;
 
-/// What a rank holds, as it is sent to rank 0.
+/// The metadata and parts of a rank, in the form in which they are sent to rank 0.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Declaration {
     pub(super) metadata: BTreeMap<String, String>,
@@ -31,13 +31,14 @@ pub(super) struct Declared {
 }
 
 impl Declared {
-    /// Declares a rank's piece of a tensor. A piece without elements, or with all of them, has a single form.
+    /// Declares a rank's piece of a tensor. Pieces without elements have a single form, and so do pieces with all
+    /// elements.
     pub(super) fn new(name: &str, dtype: DType, shape: &[usize], piece: Piece) -> Result<Self, String> {
         if name.is_empty() || name.contains('#') || name == header::METADATA {
-            return Err("a name is not empty, has no #, and is not __metadata__".to_owned());
+            return Err("a name must not be empty, contain # or be __metadata__".to_owned());
         }
         if shape.len() > MOST_DIMENSIONS {
-            return Err(format!("it has {} dimensions, {MOST_DIMENSIONS} are the most", shape.len()));
+            return Err(format!("it has {} dimensions; the limit is {MOST_DIMENSIONS}", shape.len()));
         }
         let (count, total) = (piece.extent(shape)?.len(), element_count(shape)?);
         let piece = match count {
@@ -55,13 +56,13 @@ impl Declared {
 
 /// Returns the size of an element of the type with this name.
 fn element_bytes(name: &str) -> Result<usize, String> {
-    header::dtype(name).map(DType::size_bytes).map_err(|name| format!("no element type is called {name:?}"))
+    header::dtype(name).map(DType::size_bytes).map_err(|name| format!("there is no element type {name:?}"))
 }
 
-/// Which rank writes what.
+/// The parts that each rank writes, and the index.
 #[derive(Debug)]
 pub(super) struct Plan {
-    /// For each rank the numbers of the parts that it writes, in the order of its file.
+    /// For each rank, the numbers of the parts that it writes, in the order of its file.
     pub(super) written: Vec<Vec<usize>>,
     pub(super) index: Index,
 }
@@ -75,7 +76,7 @@ pub(super) fn file_name(rank: usize, world_size: usize) -> String {
 pub(super) fn head(declaration: &Declaration, written: &[usize], step: u64) -> Result<Vec<u8>, String> {
     let entry = |number: &usize| {
         let declared = declaration.tensors.get(*number).ok_or_else(|| format!("there is no part number {number}"))?;
-        let dtype = header::dtype(&declared.dtype).map_err(|name| format!("no element type is called {name:?}"))?;
+        let dtype = header::dtype(&declared.dtype).map_err(|name| format!("there is no element type {name:?}"))?;
         Ok((declared.piece.key(&declared.name), dtype, declared.piece.shape_of(&declared.shape)))
     };
     let tensors: Vec<_> = written.iter().map(entry).collect::<Result<_, String>>()?;
@@ -85,7 +86,7 @@ pub(super) fn head(declaration: &Declaration, written: &[usize], step: u64) -> R
 /// The ranks that hold a tensor, each with the number of its part.
 type Holders = Vec<(usize, usize)>;
 
-/// Divides the work, or returns why what the ranks hold is not a checkpoint.
+/// Divides the work. The error says why the parts that ranks hold are not a checkpoint.
 pub(super) fn plan(all: &[Declaration], step: u64) -> Result<Plan, String> {
     let mut parts: Vec<Holders> = Vec::new();
     for (name, holders) in by_name(all) {
@@ -129,7 +130,7 @@ fn distinct(all: &[Declaration], holders: &Holders) -> Result<Vec<Holders>, Stri
     }
     // Holders are in the order of ranks.
     if let Some(twice) = parts.values().flat_map(|holders| holders.windows(2)).find(|pair| pair[0].0 == pair[1].0) {
-        return Err(format!("rank {} has {} of it twice", twice[0].0, declared(&twice[0]).piece));
+        return Err(format!("rank {} has the part {} twice", twice[0].0, declared(&twice[0]).piece));
     }
     match in_order(&parts.keys().collect::<Vec<_>>(), total) {
         Ok(_) => Ok(parts.into_values().collect()),
@@ -141,7 +142,7 @@ fn distinct(all: &[Declaration], holders: &Holders) -> Result<Vec<Holders>, Stri
     }
 }
 
-/// Describes what is wrong with parts, each of which is described by who holds it.
+/// Describes what is wrong with parts. `said` names each part and the rank that holds it.
 fn in_words(division: Division, said: &[String]) -> String {
     match division {
         Division::Overlap(first, second) => format!("its parts overlap: {}, {}", said[first], said[second]),
@@ -177,7 +178,7 @@ fn shared_out(all: &[Declaration], parts: Vec<Holders>) -> Result<Vec<Vec<usize>
     Ok(written)
 }
 
-/// Returns the index of what is written.
+/// Returns the index of the parts that are written.
 fn index(all: &[Declaration], written: &[Vec<usize>], step: u64) -> Result<Index, String> {
     let mut index = Index::new(step, all.len(), merged(all)?);
     for (rank, (declaration, numbers)) in all.iter().zip(written).enumerate() {
@@ -204,7 +205,7 @@ fn merged(all: &[Declaration]) -> Result<BTreeMap<String, String>, String> {
         for (key, value) in &declaration.metadata {
             let (first, known) = merged.entry(key.clone()).or_insert_with(|| (rank, value.clone()));
             if known != value {
-                return Err(format!("metadata {key:?}: rank {first} says {known:?}, rank {rank} says {value:?}"));
+                return Err(format!("metadata {key:?}: rank {first} has {known:?}, rank {rank} has {value:?}"));
             }
         }
     }
@@ -250,11 +251,11 @@ mod tests {
     fn what_is_no_checkpoint_is_told_with_the_tensor_and_the_ranks() {
         let flat = |range| held("w", &[10], Piece::Flat(range));
         let cases = [
-            (vec![vec![flat(0..5)], vec![flat(4..10)]], "its parts overlap: rank 0 has (elements 0..5 of it flattened), rank 1"),
-            (vec![vec![flat(0..5)], vec![flat(6..10)]], "elements 5..6 of it flattened are held by no rank"),
+            (vec![vec![flat(0..5)], vec![flat(4..10)]], "its parts overlap: rank 0 has (elements 0..5 of the flattened tensor), rank 1"),
+            (vec![vec![flat(0..5)], vec![flat(6..10)]], "elements 5..6 of the flattened tensor are held by no rank"),
             (vec![vec![flat(0..0)], vec![]], "its 10 elements are held by no rank"),
             (vec![vec![flat(0..5)], vec![held("w", &[5, 2], Piece::Whole)]], "on rank 0 it is F32[10], on rank 1 F32[5, 2]"),
-            (vec![vec![], vec![held("w", &[10], Piece::Whole), held("w", &[10], Piece::Whole)]], "rank 1 has (all of it) of it twice"),
+            (vec![vec![], vec![held("w", &[10], Piece::Whole), held("w", &[10], Piece::Whole)]], "rank 1 has the part (all of it) twice"),
         ];
         for (tensors, words) in cases {
             let error = plan(&ranks(tensors), 7).unwrap_err();
@@ -263,6 +264,6 @@ mod tests {
         let mut contradicting = ranks(vec![vec![], vec![]]);
         contradicting[0].metadata.insert("epoch".to_owned(), "1".to_owned());
         contradicting[1].metadata.insert("epoch".to_owned(), "2".to_owned());
-        assert!(plan(&contradicting, 7).unwrap_err().contains("metadata \"epoch\": rank 0 says \"1\", rank 1 says \"2\""));
+        assert!(plan(&contradicting, 7).unwrap_err().contains("metadata \"epoch\": rank 0 has \"1\", rank 1 has \"2\""));
     }
 }

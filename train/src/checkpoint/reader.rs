@@ -25,8 +25,9 @@ use collectives::{Error, Result};
 
 /// A checkpoint to load from, or other programs' safetensors files.
 ///
-/// Ranks load independently: any number of ranks, and any tensors. Opening reads the index; a file's header is read
-/// when a part of the file is first needed. Headers are compared with the index by SHA-256. The data have no checksum.
+/// Ranks load independently of each other: any number of ranks can load any tensors. Opening reads the index; a file's
+/// header is read when a part of the file is first needed. Headers are compared with the index by SHA-256. The data
+/// have no checksum.
 ///
 /// ```
 /// # let folder = tempfile::tempdir()?;
@@ -72,20 +73,20 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// Those of [`open`](Self::open).
+    /// The errors of [`open`](Self::open).
     pub fn latest(directory: impl AsRef<Path>) -> Result<Option<Self>> {
         let directory = directory::named(directory.as_ref());
         let latest = directory::steps(directory)?.last().copied();
         latest.map(|step| Self::open(directory.join(directory::name(step)))).transpose()
     }
 
-    /// Opens on every rank the checkpoint that is the latest for rank 0, so that all load the same. `None` on all if
-    /// there is none. Collective.
+    /// Opens the latest checkpoint that rank 0 sees, on every rank, so that all ranks load the same one. Returns
+    /// `None` on all ranks if there is none. Collective.
     ///
     /// # Errors
     ///
-    /// Those of [`open`](Self::open), on all ranks if one fails: the failing rank gets its own error, the others one
-    /// that names that rank and its reason. Those of collectives.
+    /// The errors of [`open`](Self::open). If one rank fails, all fail: the failing rank gets its own error, and the
+    /// others get one that names that rank and its reason. Also the errors of any collective.
     pub fn resume(comm: &Communicator, directory: impl AsRef<Path>) -> Result<Option<Self>> {
         const RESUMING: &str = "opening the latest checkpoint";
         let directory = directory::named(directory.as_ref());
@@ -102,10 +103,10 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// `Io`, naming the file, if it is absent or cannot be read. The kind is `InvalidData` if its contents are invalid:
-    /// an index with parts that overlap or leave elements out, a header that is longer than the file, a duplicate name.
-    /// A tensor has at most 64 dimensions. One file's header has at most 100 MB, and all headers together, like an
-    /// index, at most 256 MiB.
+    /// `Io`, which names the file, if the file does not exist or cannot be read. The kind is `InvalidData` if its
+    /// contents are invalid: an index with parts that overlap or leave elements out, a header that is longer than the
+    /// file, a duplicate name. A tensor has at most 64 dimensions. One file's header has at most 100 MB, and all
+    /// headers together, like an index, at most 256 MiB.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let is_index = |path: &Path| path.file_name().is_some_and(|name| name.to_string_lossy().ends_with(foreign::INDEX_ENDING));
@@ -151,7 +152,7 @@ impl Checkpoint {
         }
         match map.missing(&opened.contents.tensors) {
             Some((tensor, file)) => {
-                Err(malformed(&opened.folder.join(file), format!("tensor {tensor:?} is not in it, and {path:?} says so")))
+                Err(malformed(&opened.folder.join(file), format!("tensor {tensor:?} is not in it, although {path:?} lists it")))
             }
             None => Ok(opened),
         }
@@ -201,9 +202,10 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if there is no such tensor, `Unsupported` if its type is no [`DType`].
+    /// `InvalidArgument` if there is no such tensor, `Unsupported` if its type is not a [`DType`].
     pub fn dtype(&self, name: &str) -> Result<DType> {
-        let unknown = |dtype: String| Error::unsupported(self.said(name, &format!("of type {dtype}")), "no element type here is it");
+        let unknown =
+            |dtype: String| Error::unsupported(self.said(name, &format!("of type {dtype}")), "collectives has no such element type");
         self.tensor("Checkpoint::dtype", name)?.dtype.clone().map_err(unknown)
     }
 
@@ -219,18 +221,19 @@ impl Checkpoint {
     /// Reads a part of a tensor into `values`, its elements in row-major order. `shape` is that of the whole tensor.
     /// Local.
     ///
-    /// **Cost**: reads the bytes of the part, from the files that have them. If two ranges of a file are less than
-    /// 4 KiB apart, it also reads the bytes between them. Uses 1 MiB of memory, and the headers of these files.
+    /// **Cost**: reads the bytes of the part, from the files that contain them. If two ranges of a file are less than 4
+    /// KiB apart, it also reads the bytes between them. Uses 1 MiB of memory, and the headers of these files.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`, with `values` unchanged, if there is no such tensor, it has another type or shape or no such
-    /// part, or `values` has another length. `Io` if a file cannot be read. The kind is `InvalidData` if the file does
-    /// not match the index, or if a `bool` in it is neither 0 nor 1. Then `values` may be partly written.
+    /// `InvalidArgument`, with `values` unchanged, if the tensor does not exist, its type or shape is different, it has
+    /// no such part, or `values` does not have the part's length. `Io` if a file cannot be read. The kind is
+    /// `InvalidData` if the file does not match the index, or if a `bool` in it is neither 0 nor 1. After an `Io`,
+    /// `values` may be partly written.
     pub fn read<T: Element>(&self, name: &str, shape: &[usize], piece: Piece, values: &mut [T]) -> Result<()> {
         let (tensor, extent) = self.part::<T>(name, shape, &piece)?;
         if extent.len() != values.len() {
-            let reason = format!("the part {piece} of {shape:?} has {} elements, and there is room for {}", extent.len(), values.len());
+            let reason = format!("the part {piece} of {shape:?} has {} elements, but there is room for {}", extent.len(), values.len());
             return Err(Error::argument("Checkpoint::read", self.said(name, &reason)));
         }
         let begins = self.begins(name, tensor, &extent)?;
@@ -256,14 +259,14 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// Those of [`read`](Self::read), and `Io` of kind `OutOfMemory` if there is no room for the vector.
+    /// The errors of [`read`](Self::read), and `Io` of kind `OutOfMemory` if there is no room for the vector.
     pub fn read_vec<T: Element>(&self, name: &str, shape: &[usize], piece: Piece) -> Result<Vec<T>> {
         let (tensor, extent) = self.part::<T>(name, shape, &piece)?;
         // Nothing is allocated before the files are known to have that much data.
         self.begins(name, tensor, &extent)?;
         let mut values = Vec::new();
         let bytes = extent.len().saturating_mul(size_of::<T>());
-        let no_room = |_| Error::io(self.said(name, &format!("room for its {bytes} B")), io::Error::from(ErrorKind::OutOfMemory));
+        let no_room = |_| Error::io(self.said(name, &format!("allocating {bytes} B")), io::Error::from(ErrorKind::OutOfMemory));
         values.try_reserve_exact(extent.len()).map_err(no_room)?;
         values.resize(extent.len(), T::default());
         self.read(name, shape, piece, &mut values)?;
@@ -274,7 +277,7 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// `Io`, as for [`read`](Self::read).
+    /// `Io` in the same cases as [`read`](Self::read).
     pub fn check(&self) -> Result<()> {
         (0..self.headers.len()).try_for_each(|file| self.header(file).map(drop))?;
         let places = self.contents.tensors.iter().flat_map(|(name, tensor)| tensor.places.iter().map(move |place| (name, tensor, place)));
@@ -287,13 +290,13 @@ impl Checkpoint {
         let refused = |reason: String| Error::argument("Checkpoint::read", self.said(name, &reason));
         let dtype = self.dtype(name)?;
         if (dtype, shape) != (T::ELEMENT_TYPE, &*tensor.shape) {
-            return Err(refused(format!("is {dtype}{:?}, and {}{shape:?} was asked for", tensor.shape, T::ELEMENT_TYPE)));
+            return Err(refused(format!("it is {dtype}{:?}, but {}{shape:?} was requested", tensor.shape, T::ELEMENT_TYPE)));
         }
         Ok((tensor, piece.extent(shape).map_err(refused)?))
     }
 
     fn tensor(&self, call: &'static str, name: &str) -> Result<&Tensor> {
-        self.contents.tensors.get(name).ok_or_else(|| Error::argument(call, self.said(name, "is not there")))
+        self.contents.tensors.get(name).ok_or_else(|| Error::argument(call, self.said(name, "it does not exist")))
     }
 
     /// Describes a tensor and the files that hold it.
@@ -340,7 +343,7 @@ impl Checkpoint {
         if (&entry.dtype, &entry.shape) != (&tensor.dtype, &place.shape) {
             let said = |dtype: &std::result::Result<DType, String>| dtype.as_ref().map_or_else(String::clone, DType::to_string);
             let (theirs, expected) = (said(&entry.dtype), said(&tensor.dtype));
-            return Err(wrong(format!("is {theirs}{:?} in it, and {expected}{:?} in the index", entry.shape, place.shape)));
+            return Err(wrong(format!("is {theirs}{:?} in it, but {expected}{:?} in the index", entry.shape, place.shape)));
         }
         Ok(begin + entry.bytes.start)
     }
@@ -348,10 +351,10 @@ impl Checkpoint {
 
 /// Returns the name of a file in its folder.
 fn file_name(path: &Path) -> Result<&str> {
-    path.file_name().and_then(|name| name.to_str()).ok_or_else(|| malformed(path, "its name is no text"))
+    path.file_name().and_then(|name| name.to_str()).ok_or_else(|| malformed(path, "its name is not valid UTF-8"))
 }
 
-/// Copies what was read to its destination. Returns `false` if bytes are invalid values.
+/// Copies the elements that were read to their destinations. Returns `false` if their bytes are not valid values.
 fn copied<T: Element>(batch: &Batch, bytes: &[u8], values: &mut [T]) -> bool {
     batch.runs.iter().all(|run| {
         let start = (run.from - batch.start) * size_of::<T>();

@@ -28,7 +28,7 @@ pub(super) fn whole((file, facts): (File, Metadata), most: u64) -> io::Result<Ve
 }
 
 fn within(bytes: u64, most: u64) -> io::Result<()> {
-    if bytes <= most { Ok(()) } else { Err(invalid(format!("it has {bytes} bytes or more, and {most} are the most"))) }
+    if bytes <= most { Ok(()) } else { Err(invalid(format!("it has at least {bytes} bytes, and the limit is {most}"))) }
 }
 
 fn kind(facts: &Metadata) -> &'static str {

@@ -1,4 +1,4 @@
-//! Sharded parameters, and their optimiser's state: saved by share, and loaded by another world size's shares.
+//! Saves the shares of parameters and of an optimiser's state, and loads them with another world size.
 
 use std::collections::BTreeSet;
 
@@ -11,8 +11,8 @@ use crate::sharded::ShardedOptimizer;
 use collectives::Element;
 use collectives::{Error, Result};
 
-/// A model that is sharded over the ranks: the buckets of a [`ShardedOptimizer`], with the parameters' names, and the
-/// units of a [`FullySharded`], with the unit's name and a dot before the parameter's.
+/// A model that is sharded over the ranks. In a checkpoint, the parameters of a [`ShardedOptimizer`] have their own
+/// names. The parameters of a [`FullySharded`] have the unit's name and a dot before their own.
 pub trait Sharded: sealed::Shares {}
 
 impl Sharded for ShardedOptimizer {}
@@ -25,7 +25,7 @@ mod sealed {
     use super::{BucketLayout, Slot};
 
     pub trait Shares {
-        /// Returns the buckets, and which elements of each are this rank's.
+        /// Returns the buckets, and the range of each that belongs to this rank.
         fn dealt(&self) -> Vec<(&BucketLayout, Range<usize>)>;
 
         /// Returns the name of a bucket's parameter.
@@ -64,15 +64,15 @@ struct Part<'a> {
 
 impl<'a> Writer<'a> {
     /// Adds this rank's shares of a model's buckets or units: their parameters, or an optimiser's state. Takes one
-    /// slice for each share, of the same length ([`ShardedOptimizer::shard_lens`], [`FullySharded::shard_lens`]).
+    /// slice for each share, of the share's length ([`ShardedOptimizer::shard_lens`], [`FullySharded::shard_lens`]).
     ///
     /// Each parameter is saved as a tensor of its shape, named `prefix`, a dot and the parameter's name ([`Sharded`]).
-    /// So any world size and any buckets can load it, and other tools can read it. Names must be unique: nothing else
-    /// may be saved under one of them.
+    /// So it can be loaded with any world size and any buckets, and other tools can read it. The names must be unique:
+    /// nothing else may be saved under one of them.
     ///
-    /// An invalid argument is reported by [`commit`](Self::commit): `InvalidArgument` if the number of slices differs,
-    /// a slice has another length, or two parameters would have the same name. With unit names, `a.b` and `c` have the
-    /// name of `a` and `b.c`.
+    /// [`commit`](Self::commit) reports invalid arguments. It returns `InvalidArgument` if there are not as many slices
+    /// as shares, a slice is not as long as its share, or two parameters would have the same name. For example,
+    /// parameter `c` of a unit `a.b` has the same name as parameter `b.c` of a unit `a`.
     pub fn shares<T: Element>(&mut self, prefix: &str, model: &impl Sharded, state: impl IntoIterator<Item = &'a [T]>) -> &mut Self {
         let mut state = state.into_iter();
         let parts = match parts("Writer::shares", prefix, model) {
@@ -105,13 +105,13 @@ impl<'a> Writer<'a> {
 }
 
 impl Checkpoint {
-    /// Reads this rank's shares of a model's buckets or units, which [`Writer::shares`] saved under `prefix`, with any
-    /// world size and buckets. Elements after a bucket's last parameter stay unchanged. Local.
+    /// Reads this rank's shares of a model's buckets or units, which [`Writer::shares`] saved under `prefix` with any
+    /// world size and any buckets. Elements after a bucket's last parameter stay unchanged. Local.
     ///
     /// # Errors
     ///
     /// `InvalidArgument` if there are not as many slices as buckets, a slice is not as long as its share, or two
-    /// parameters have the same name; and those of [`read`](Self::read).
+    /// parameters have the same name; and the errors of [`read`](Self::read).
     pub fn read_shares<'s, T: Element>(
         &self,
         prefix: &str,
@@ -131,7 +131,7 @@ impl Checkpoint {
     }
 }
 
-/// The parts of a bucket's parameters in a rank's share, of which some may be empty, and the length of the share.
+/// The parts of a bucket's parameters in a rank's share, and the length of the share. Some parts may be empty.
 type OfBucket<'m> = (Vec<Part<'m>>, usize);
 
 /// Returns the parts in this rank's shares, bucket by bucket. Refuses parameters with the same name.
@@ -148,22 +148,23 @@ fn parts<'m>(call: &'static str, prefix: &str, model: &'m impl Sharded) -> Resul
     let mut names = BTreeSet::new();
     match parts.iter().flat_map(|(parts, _)| parts).find(|part| !names.insert(&*part.name)) {
         None => Ok(parts),
-        Some(Part { name, .. }) => {
-            Err(Error::argument(call, format!("state {prefix:?}: two parameters are {name:?}: in checkpoints each has a name of its own")))
-        }
+        Some(Part { name, .. }) => Err(Error::argument(
+            call,
+            format!("state {prefix:?}: two parameters are named {name:?}: in a checkpoint each needs its own name"),
+        )),
     }
 }
 
 /// Returns the slice of a bucket, which must exist and be as long as the share.
 fn fitting<S>(call: &'static str, prefix: &str, bucket: usize, len: usize, share: Option<S>, count: impl Fn(&S) -> usize) -> Result<S> {
     let refused = |reason: String| Error::argument(call, format!("state {prefix:?}: {reason}"));
-    let share = share.ok_or_else(|| refused(format!("there is none for bucket {bucket}")))?;
+    let share = share.ok_or_else(|| refused(format!("there is no slice for bucket {bucket}")))?;
     match count(&share) {
         passed if passed == len => Ok(share),
-        passed => Err(refused(format!("{passed} elements for bucket {bucket}, of which this rank's share has {len}"))),
+        passed => Err(refused(format!("{passed} elements were passed for bucket {bucket}, but this rank's share of it has {len}"))),
     }
 }
 
 fn surplus(call: &'static str, prefix: &str, count: usize) -> Error {
-    Error::argument(call, format!("state {prefix:?}: more slices than the {count} buckets"))
+    Error::argument(call, format!("state {prefix:?}: more slices were passed than the model has buckets ({count})"))
 }

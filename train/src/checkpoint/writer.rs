@@ -41,8 +41,8 @@ use collectives::{Error, Result};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Nothing is copied: the writer borrows its arguments. An invalid argument is kept, and becomes the error of `commit`
-/// on every rank. So no rank waits for one that has given up.
+/// Nothing is copied: the writer borrows its arguments. If an argument is invalid, the writer keeps the error, and
+/// `commit` fails on every rank. So no rank waits for a rank that has given up.
 pub struct Writer<'a> {
     comm: &'a Communicator,
     directory: PathBuf,
@@ -57,11 +57,11 @@ pub struct Writer<'a> {
 
 /// Returns the error for a name that is already in use.
 fn taken(name: &str) -> Error {
-    let reason = format!("tensor {name:?}: a parameter of shares and something else have this name; give each a prefix of its own");
+    let reason = format!("tensor {name:?}: a sharded parameter and another tensor have this name; give each its own prefix");
     Error::argument("Writer::shares", reason)
 }
 
-/// The operation that the ranks fail in together.
+/// The operation in which all ranks fail together, for their errors.
 const SAVING: &str = "saving a checkpoint";
 
 impl<'a> Writer<'a> {
@@ -72,16 +72,17 @@ impl<'a> Writer<'a> {
         Self { comm, directory, declaration, bytes: Vec::new(), reserved: BTreeSet::new(), keep: None, mistake: None }
     }
 
-    /// Adds this rank's piece of a tensor: `values` are the elements of the piece, in row-major order. `shape` is that
-    /// of the whole tensor, and must be the same on every rank.
+    /// Adds this rank's piece of a tensor: `values` are the elements of the piece, in row-major order. `shape` is the
+    /// shape of the whole tensor, and must be the same on every rank.
     ///
-    /// All ranks' pieces together must be the whole tensor, each element once. Only the same piece may be held by
-    /// several ranks: one of them writes it, and it is assumed that the others hold the same values. The pieces of a
-    /// tensor must all be flat ranges (ranges of rows are, too), or all ranges of one dimension.
+    /// All ranks' pieces together must be the whole tensor. Two ranks may hold the same piece, but different pieces
+    /// must not overlap. If several ranks hold the same piece, one of them writes it, and the others are assumed to
+    /// hold the same values. The pieces of a tensor must all be flat ranges (a range of rows is one too), or all ranges
+    /// of one dimension.
     ///
-    /// An invalid argument is reported by [`commit`](Self::commit): `InvalidArgument` if the tensor has no such piece,
-    /// `values` has another length, or the name is empty, has a `#`, is `__metadata__`, or is one of
-    /// [`shares`](Self::shares).
+    /// [`commit`](Self::commit) reports invalid arguments. It returns `InvalidArgument` if the tensor has no such
+    /// piece, `values` does not have the piece's length, or the name is empty, has a `#`, is `__metadata__`, or is one
+    /// of [`shares`](Self::shares).
     pub fn tensor<T: Element>(&mut self, name: &str, shape: &[usize], piece: Piece, values: &'a [T]) -> &mut Self {
         if self.reserved.contains(name) {
             self.refuse(taken(name));
@@ -105,7 +106,7 @@ impl<'a> Writer<'a> {
     pub(super) fn add<T: Element>(&mut self, name: &str, shape: &[usize], piece: Piece, values: &'a [T]) -> &mut Self {
         let declared = piece.extent(shape).and_then(|extent| match extent.len() == values.len() {
             true => Declared::new(name, T::ELEMENT_TYPE, shape, piece),
-            false => Err(format!("{} elements were passed, and the part {piece} of {shape:?} has {}", values.len(), extent.len())),
+            false => Err(format!("{} elements were passed, but the part {piece} of {shape:?} has {}", values.len(), extent.len())),
         });
         match declared {
             Ok(declared) => {
@@ -124,11 +125,11 @@ impl<'a> Writer<'a> {
         self
     }
 
-    /// Sets how many checkpoints to keep: once this one is saved, all but the last `count`, including this one, are
-    /// removed. By default all are kept. Rank 0's value counts.
+    /// Sets how many checkpoints to keep. Once this one is saved, only the last `count` checkpoints are kept, including
+    /// this one. By default all are kept. Only rank 0's value is used.
     pub fn keep(&mut self, count: usize) -> &mut Self {
         if count == 0 {
-            self.refuse(Error::argument("Writer::keep", "0 checkpoints cannot be kept: at least the new one is"));
+            self.refuse(Error::argument("Writer::keep", "0 checkpoints cannot be kept: the new one always is; pass 1 or more"));
         }
         self.keep = Some(count);
         self
@@ -142,28 +143,28 @@ impl<'a> Writer<'a> {
     /// Writes the checkpoint of a step, which must come after all others in the folder, and returns its path.
     /// Collective.
     ///
-    /// If the step is already the latest there, it is written again and replaces the old one. So a run may save at its
-    /// end whatever it saved last. A reader that has the replaced checkpoint open reads it to the end, or gets an error
-    /// about its files.
+    /// If the latest checkpoint there has the same step, the new one replaces it. So a run may always save at its end,
+    /// even if it has just saved that step. A reader that has the replaced checkpoint open reads it to the end, or gets
+    /// an error about its files.
     ///
     /// The checkpoint appears by one rename, when every rank's file is written and synced. Until then, whatever fails
-    /// or is killed, the checkpoint before it is the latest. The next save removes what an interrupted one left, so
-    /// only one group of ranks may save to a folder at a time: of two, one fails. Files that cannot be removed, or an
-    /// old checkpoint, do not make the save fail; they are reported by an event.
+    /// or is killed, the previous checkpoint is the latest. The next save removes what an interrupted save left. So
+    /// only one group of ranks may save to a folder at a time; if two do, one fails. If files or an old checkpoint
+    /// cannot be removed, the save does not fail, and a `tracing` event reports them.
     ///
     /// **Cost**: each element is written once, by one rank. All ranks wait for the slowest, at most for the
     /// communicator's timeout. Names, shapes and pieces of all ranks go to rank 0, about 100 B for each.
     ///
     /// # Errors
     ///
-    /// If one rank fails, all fail: it with its own error, the others with one (`Io`) that names that rank and its
-    /// reason.
+    /// If one rank fails, all fail. The failing rank gets its own error; the others get an `Io` that names that rank
+    /// and its reason.
     ///
     /// - `Io` if a file cannot be written or synced, or a rank does not see rank 0's files.
     /// - `InvalidArgument` for invalid arguments of earlier calls, if the pieces of all ranks are not whole tensors,
     ///   and for a step before the latest.
     /// - `Mismatch` if ranks pass different steps.
-    /// - Those of collectives. If a rank dies when all is written, the checkpoint may exist;
+    /// - The errors of any collective. If a rank dies when all files are written, the checkpoint may exist;
     ///   [`Checkpoint::latest`](super::Checkpoint::latest) finds it.
     pub fn commit(mut self, step: u64) -> Result<PathBuf> {
         same_step(self.comm, step)?;
@@ -193,7 +194,7 @@ impl<'a> Writer<'a> {
         let mut lengths = vec![0_u64; comm.world_size()];
         comm.all_gather_into(&[mine.len() as u64], &mut lengths)?;
         if let Some(rank) = lengths.iter().position(|length| *length > index::LONGEST) {
-            let reason = format!("rank {rank} needs {} bytes to say what it holds, {} are the most", lengths[rank], index::LONGEST);
+            let reason = format!("rank {rank} needs {} bytes to describe its tensors; the limit is {}", lengths[rank], index::LONGEST);
             return Err(Error::argument("commit", reason));
         }
         let counts: Vec<usize> = lengths.iter().map(|length| *length as usize).collect();
@@ -213,7 +214,7 @@ impl<'a> Writer<'a> {
         everywhere(self.comm, SAVING, begun.map_or(Ok(()), |begun| begun.finish(&self.directory, step)))
     }
 
-    /// Sends to every rank where to write, and which of its parts.
+    /// Sends to every rank the mark of the folder to write to, and the numbers of the parts to write.
     fn hand_out(&self, begun: Option<&Begun>, step: u64) -> Result<(Unfinished, Vec<usize>)> {
         let comm = self.comm;
         let mut mark = [0_u8; MARK_LENGTH];
@@ -275,7 +276,7 @@ impl Begun {
             let path = folder.join(&file.name);
             let length = std::fs::metadata(&path).map_err(failed("looking on rank 0 for", &path))?.len();
             if length != file.bytes {
-                return Err(malformed(&path, format!("rank 0 sees {length} bytes of {} that were written", file.bytes)));
+                return Err(malformed(&path, format!("rank 0 sees {length} bytes, but {} were written", file.bytes)));
             }
         }
         let index = self.plan.index.encode().map_err(|reason| Error::argument("commit", reason))?;

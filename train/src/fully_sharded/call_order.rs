@@ -1,5 +1,5 @@
-//! The calls that were made for each unit. The communicator cannot tell apart units of one length, so ranks compare the
-//! order here.
+//! Records the calls for units. The communicator cannot tell apart units of one length, so ranks compare the order of
+//! these calls.
 
 use std::fmt;
 
@@ -51,8 +51,8 @@ impl CallOrder {
         }
     }
 
-    /// Starts to compare with the other ranks. A number and its complement are both the largest only if all ranks have
-    /// the same.
+    /// Starts to compare this rank's calls with the other ranks'. The maximum of the numbers and the maximum of their
+    /// complements are complements only if all ranks have the same number.
     pub(super) fn start(&self, comm: &Communicator) -> Result<Pending<[u64; 2]>> {
         let mine = self.number();
         match comm.world_size() {
@@ -61,12 +61,12 @@ impl CallOrder {
         }
     }
 
-    /// Refuses ranks that made other calls, and clears those of this step. Collective.
+    /// Refuses ranks that made different calls, and clears the calls of this step. Collective.
     pub(super) fn finish(&mut self, comm: &Communicator, call: &'static str, largest: [u64; 2]) -> Result<()> {
         if largest[0] != !largest[1] {
             let lines = self.listed.iter().map(UnitCall::to_string).collect();
             agree(comm, call, &Listed { noun: "calls", lines }, "the calls of this step")?;
-            let reason = format!("ranks made other calls for units, behind the first {MOST_LISTED} of this step");
+            let reason = format!("ranks made different calls for units, after the first {MOST_LISTED} of this step");
             return Err(Error::argument(call, reason));
         }
         *self = Self::default();

@@ -12,14 +12,14 @@ use collectives::{Error, Result};
 
 /// Parameters in use.
 impl FullySharded {
-    /// Gathers a unit's parameters if necessary, starts to gather the next units, and waits for this one. The next
-    /// units are those after it. In the backward pass, which begins once the last unit or one before the latest was
-    /// gathered, they are those before it. Collective.
+    /// Gathers a unit's parameters if necessary, starts to gather the next units, and waits for this one. In a forward
+    /// pass, the next units are those after this one. In the backward pass, they are those before it. The backward pass
+    /// begins when the last unit, or one before the most recent unit, is gathered. Collective.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a unit that does not exist, and if a parameter of the model has no values yet; only this
-    /// rank gets these. And those of collectives.
+    /// `InvalidArgument` if the unit does not exist, or if a parameter of the model has no values yet; only this rank
+    /// gets it. Also the errors of any collective.
     pub fn gather(&mut self, unit: usize) -> Result<()> {
         self.check_gather("gather", unit)?;
         self.go_on(|model| {
@@ -32,13 +32,13 @@ impl FullySharded {
         Ok(())
     }
 
-    /// Starts to gather a unit's parameters in the background, for a later [`gather`](Self::gather). For the first unit
-    /// right after an update, or one that is used out of order. Its buffer comes on top of those of
-    /// [`prefetch`](super::FullyShardedOptions::prefetch). Collective.
+    /// Starts to gather a unit's parameters in the background, for a later [`gather`](Self::gather). Use it for the
+    /// first unit right after an update, or for a unit that is used out of order. The unit's buffer is in addition to
+    /// those of [`FullyShardedOptions::prefetch`](super::FullyShardedOptions::prefetch). Collective.
     ///
     /// # Errors
     ///
-    /// Those of [`gather`](Self::gather).
+    /// The errors of [`gather`](Self::gather).
     pub fn prefetch(&mut self, unit: usize) -> Result<()> {
         self.check_gather("prefetch", unit)?;
         self.go_on(|model| model.start_gather(unit))
@@ -59,11 +59,11 @@ impl FullySharded {
     ///
     /// # Errors
     ///
-    /// Those of [`parameter`](Self::parameter), and `InvalidArgument` if it is in host memory.
+    /// The errors of [`parameter`](Self::parameter), and `InvalidArgument` if the unit is in host memory.
     #[cfg(feature = "cuda")]
     pub fn device_parameter<T: Float>(&self, unit: usize, parameter: usize) -> Result<cudarc::driver::CudaView<'_, T>> {
         let (flat, state) = self.in_use::<T>("device_parameter", unit, parameter)?;
-        let on_host = || Error::argument("device_parameter", "it is in host memory: use `parameter`");
+        let on_host = || Error::argument("device_parameter", "the unit is in host memory: use `parameter`");
         flat.device_view(state.slot(parameter)).ok_or_else(on_host)
     }
 
@@ -71,7 +71,7 @@ impl FullySharded {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for any other buffer, and those of [`parameter`](Self::parameter).
+    /// `InvalidArgument` for any other buffer, and the errors of [`parameter`](Self::parameter).
     pub fn copy_to<B>(&self, unit: usize, parameter: usize, destination: &mut B) -> Result<()>
     where
         B: BufferMut<Element: Float> + ?Sized,
@@ -128,7 +128,7 @@ impl FullySharded {
         Ok(())
     }
 
-    /// Returns a gathered unit's elements, if a parameter's are `T`s.
+    /// Returns a gathered unit's elements, if they are `T`s and the parameter exists.
     fn in_use<T: Float>(&self, call: &'static str, unit: usize, parameter: usize) -> Result<(&Flat<T>, &UnitState)> {
         let state = self.known(call, unit)?;
         let len = state.parameter(call, parameter)?.len().unwrap_or_default();

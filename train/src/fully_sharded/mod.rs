@@ -1,17 +1,17 @@
-//! Parameters, gradients and the optimiser's state sharded over the ranks (ZeRO, stages 2 and 3).
+//! Shards parameters, gradients and the optimiser's state over the ranks (ZeRO, stages 2 and 3).
 //!
 //! # Design
 //!
 //! A unit's parameters are concatenated into one flat buffer, and each rank keeps its share of it (`unit.rs`). The
-//! whole is gathered into a buffer of a small pool (`pool.rs`), which gets it back when the unit is released. The next
-//! units' gathers are started before this one is waited for (`gather.rs`; the pure `prefetch_order.rs` decides which
-//! are next). A unit's gradients are copied into a buffer of another pool, then reduced and scattered in the
-//! background. This rank's share is added to its gradients when that buffer, or the step's end, is waited for
-//! (`reduce.rs`). Types are converted where elements are copied anyway, so only the buffers of whole units have another
-//! type.
+//! whole unit is gathered into a buffer from a small pool (`pool.rs`), which gets the buffer back when the unit is
+//! released. The gathers of the next units are started before the wait for this one (`gather.rs`; the pure
+//! `prefetch_order.rs` decides which units are next). A unit's gradients are copied into a buffer from another pool,
+//! then reduced and scattered in the background. When that buffer is needed again, or the step ends, this rank's share
+//! of it is added to the rank's gradients (`reduce.rs`). Types are converted when elements are copied anyway, so only
+//! the buffers of whole units have another type.
 //!
 //! The communicator cannot tell apart calls for units of one length. So ranks compare the order of their calls at the
-//! end of a step (`call_order.rs`), beside the last reductions. No optimiser gets results that were computed from
+//! end of a step (`call_order.rs`), beside the last reductions. So no optimiser gets results that were computed from
 //! different units.
 
 mod call_order;
@@ -45,12 +45,12 @@ use unit::{UnitState, layout_of};
 pub use options::{FullyShardedOptions, ShardingStrategy, Unit};
 pub use reduce::ReducedGradients;
 
-/// Keeps a share of the parameters on each rank, and gathers those of one unit after the other while they are used.
-/// This is ZeRO stage 3, or torch's `FullyShardedDataParallel` with `FULL_SHARD`; with
-/// [`ShardingStrategy::ShardGradOp`] stage 2.
+/// Keeps a share of the parameters on each rank, and gathers the parameters of one unit after another while they are
+/// used. This is ZeRO stage 3, like torch's `FullyShardedDataParallel` with `FULL_SHARD`. With
+/// [`ShardingStrategy::ShardGradOp`] it is stage 2.
 ///
 /// List units in the order in which the forward pass uses them. [`gather`](Self::gather) also starts to gather the next
-/// one, or in the backward pass the one before. [`reduce_gradients`](Self::reduce_gradients) averages a unit's
+/// unit or, in the backward pass, the one before. [`reduce_gradients`](Self::reduce_gradients) averages a unit's
 /// gradients in the background, and keeps this rank's share of them.
 ///
 /// ```
@@ -88,30 +88,30 @@ pub use reduce::ReducedGradients;
 /// # Ok::<(), collectives::Error>(())
 /// ```
 ///
-/// **Accumulation.** [`end_backward`](Self::end_backward) ends a backward pass whose gradients stay in the share, where
-/// the next pass adds to them. So several passes need no more memory than one, but each reduces. Gradients are summed
-/// over passes: divide by their number.
+/// **Accumulation.** [`end_backward`](Self::end_backward) ends a backward pass, but not the step. The gradients stay in
+/// the share, and the next pass adds to them. So several passes need no more memory than one, but each pass reduces its
+/// gradients over the ranks. Gradients are summed over passes: divide by the number of passes.
 ///
 /// **Mixed precision.** Parameters of `f32` with [`gather_type`](FullyShardedOptions::gather_type) `Bf16` are kept as
 /// `f32` in the shares, and gathered and used as `bf16`. Their gradients, passed as `bf16`, are added to the share as
 /// `f32`. With [`reduce_type`](FullyShardedOptions::reduce_type) `F32` they are also summed over ranks as `f32`.
 /// Otherwise the mean of n ranks has the error that [`Compress`](super::Compress) states. If the reduce type differs
-/// from the gather type, gradients are weighted (by 1/n for a mean) before they are summed, so `f16` overflows no
-/// sooner than one rank's gradients. Conversions go via `f32`.
+/// from the gather type, gradients are weighted (by 1/n for a mean) before they are summed. So a mean in `f16`
+/// overflows no sooner than one rank's gradients do. Conversions go via `f32`.
 ///
 /// **Order.** Every rank must make the same calls for units in the same order. If ranks make calls for units of
-/// different lengths, they get a `Mismatch` at once. If the lengths are the same, [`reduce`](Self::reduce) returns it,
-/// before anything is updated. Between updates ranks do not compare: an evaluation that uses units in different orders
-/// computes with wrong parameters. Other collectives on the same communicator must come at the same place on every
-/// rank. Otherwise make them on a communicator of their own ([`Communicator::duplicate`]).
+/// different lengths, they get a `Mismatch` at once. If the lengths are the same, [`reduce`](Self::reduce) returns the
+/// `Mismatch`, before anything is updated. Only `reduce` compares the calls: if ranks use units in different orders in
+/// an evaluation, they compute with wrong parameters. Make other collectives on the same communicator at the same point
+/// on every rank, or on a separate communicator ([`Communicator::duplicate`]).
 ///
-/// **Memory** of each of n ranks, for parameters of N elements of m bytes, in units of at most L elements (padded to a
-/// multiple of n), gathered as g bytes and reduced as r, with p = [`prefetch`](FullyShardedOptions::prefetch), if each
-/// unit is released before the next is gathered:
+/// **Memory** of each of n ranks. The parameters have N elements of m bytes, in units of at most L elements (padded to
+/// a multiple of n). Elements are gathered as g bytes and reduced as r bytes, and p is
+/// [`prefetch`](FullyShardedOptions::prefetch). If each unit is released before the next is gathered, a rank needs:
 ///
 /// - 2·m·N/n for the shares of parameters and gradients,
 /// - (1 + p)·L·g for gathered units; in stage 2 N·g instead,
-/// - (1 + p)·L·r for units that are reduced,
+/// - (1 + p)·L·r for units that are being reduced,
 /// - m·L/n for conversion, if gradients of another type are accumulated,
 /// - the caller's state for the share: 2·m·N/n for Adam.
 ///
@@ -121,11 +121,11 @@ pub use reduce::ReducedGradients;
 /// for the order of calls.
 ///
 /// **Traffic** of a step, for each rank: stage 3 gathers every unit twice and reduces it once, (n − 1)/n·N·(2·g + r)
-/// bytes. With one type that is half as much again as an all-reduce. Stage 2 gathers once: as much as an all-reduce. On
-/// one rank no communicator call is made, except for `PreMulSum`.
+/// bytes. If all types are the same, that is half as much again as an all-reduce. Stage 2 gathers once, so it sends as
+/// much as an all-reduce. On one rank, no communicator call is made, except for `PreMulSum`.
 ///
-/// **Errors.** An invalid argument is refused by that call, which then has no effect. After an error of a collective,
-/// an error of the caller's `update`, or a panic there, every later call returns `Poisoned`.
+/// **Errors.** A call with an invalid argument is refused and has no effect. After an error of a collective, or an
+/// error or panic of the caller's `update`, every later call returns `Poisoned`.
 #[doc(alias("FullyShardedDataParallel", "fully_shard", "FSDP", "ZeRO"))]
 pub struct FullySharded {
     comm: Communicator,
@@ -143,7 +143,7 @@ pub struct FullySharded {
     health: StepHealth,
 }
 
-/// A trainer keeps it with the communicator, and moves both into a thread.
+/// Checks that a trainer can move it into a thread.
 const _: () = {
     const fn sendable<T: Send + 'static>() {}
     sendable::<FullySharded>();
@@ -154,21 +154,22 @@ impl FullySharded {
     ///
     /// # Errors
     ///
-    /// `Mismatch` naming the first parameter or setting in which two ranks differ; `InvalidArgument` for a unit of
-    /// several types, and for types that gradients cannot have; `Unsupported` for an op that is not a sum. If one rank
-    /// has no memory for its shares, all fail, the others with an `Io` that names it.
+    /// `Mismatch`, which names the first parameter or setting in which two ranks differ; `InvalidArgument` for a unit
+    /// of several types, and for types that gradients cannot have; `Unsupported` for an op that is not a sum. If one
+    /// rank has no memory for its shares, all fail: the others get an `Io` that names that rank.
     pub fn new(comm: &Communicator, units: Vec<Unit>, options: FullyShardedOptions) -> Result<Self> {
         Self::in_place(comm, "FullySharded::new", Place::Host, units, options)
     }
 
     /// Does the same as [`new`](Self::new), but with shares and units on the stream's device, which must be the
     /// communicator's. Parameters and gradients are device buffers. Copies and conversions are queued on `stream`, on
-    /// which the caller computes; gathers and reductions on the communicator's stream. cudarc's events order the two,
-    /// so calls here do not wait for the device, with two exceptions:
+    /// which the caller computes. Gathers and reductions are queued on the communicator's stream. cudarc's events order
+    /// the two. So these calls do not wait for the device, with two exceptions:
     ///
-    /// - [`ReducedGradients::clip_norm`].
+    /// - [`ReducedGradients::norm`], [`clip_norm`](ReducedGradients::clip_norm) and
+    ///   [`unscale`](ReducedGradients::unscale).
     /// - Allocating a unit's buffers, which waits for `stream`. Units of one length share the buffers of the first
-    ///   step. Under `FullShard`, a unit of another length than the one before needs new ones.
+    ///   step. Under `FullShard`, a unit whose length differs from the previous unit's needs new buffers.
     ///
     /// Collective.
     ///
@@ -199,7 +200,7 @@ impl FullySharded {
     ///
     /// # Errors
     ///
-    /// Those of [`new`](Self::new) and [`DataParallel::on_device`](super::DataParallel::on_device).
+    /// The errors of [`new`](Self::new) and [`DataParallel::on_device`](super::DataParallel::on_device).
     #[cfg(feature = "cuda")]
     pub fn on_device(
         comm: &Communicator,
@@ -243,7 +244,7 @@ impl FullySharded {
         self.units.iter().map(|unit| unit.own.len())
     }
 
-    /// Returns the communicator it was made with.
+    /// Returns the communicator over whose ranks the model is sharded.
     #[must_use]
     pub fn communicator(&self) -> &Communicator {
         &self.comm
@@ -264,7 +265,7 @@ impl FullySharded {
     ///
     /// # Errors
     ///
-    /// Those of [`load`](Self::load) and of [`Communicator::broadcast`].
+    /// The errors of [`load`](Self::load) and of [`Communicator::broadcast`].
     pub fn broadcast<B>(&mut self, unit: usize, parameter: usize, values: &mut B, root: usize) -> Result<()>
     where
         B: BufferMut<Element: Float> + ?Sized,
@@ -277,13 +278,13 @@ impl FullySharded {
         self.load(unit, parameter, values)
     }
 
-    /// Copies this rank's share of a parameter's values, which must be the same on every rank. For example after
-    /// reading a checkpoint.
+    /// Copies this rank's share of a parameter's values, for example after reading a checkpoint. The values must be the
+    /// same on every rank.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for another length or type than the parameter's, for memory in another place, and while the
-    /// unit is gathered: release it first.
+    /// `InvalidArgument` if the length or type is not the parameter's, if `values` is not where the model is (in host
+    /// memory or on its device), or if the unit is gathered: release it first.
     pub fn load<B>(&mut self, unit: usize, parameter: usize, values: &B) -> Result<()>
     where
         B: Buffer<Element: Float> + ?Sized,
@@ -300,8 +301,8 @@ impl FullySharded {
         self.place.check_reach(&memory)
     }
 
-    /// Returns which elements of the flat unit are this rank's. The number is the same on every rank; shares are in
-    /// rank order. The elements after the last parameter are zeros.
+    /// Returns the range of the flat unit's elements that belongs to this rank. Ranges have the same length on every
+    /// rank and are in rank order. Elements after the last parameter are zeros.
     ///
     /// # Errors
     ///
@@ -310,13 +311,13 @@ impl FullySharded {
         self.known("shard_range", unit).map(|unit| unit.own.clone())
     }
 
-    /// Returns this rank's share of a unit's parameters, the elements [`shard_range`](Self::shard_range) of it, for
-    /// checkpoints.
+    /// Returns this rank's share of a unit's parameters, for checkpoints: the elements in
+    /// [`shard_range`](Self::shard_range).
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a unit that does not exist, or if `T` is not its parameters' type; `Unsupported` if it is
-    /// on a device.
+    /// `InvalidArgument` for a unit that does not exist, or if `T` is not its parameters' type; `Unsupported` if the
+    /// share is on a device.
     pub fn shard<T: Float>(&self, unit: usize) -> Result<&[T]> {
         typed::<T>(&*self.known("shard", unit)?.share)?.host()
     }
@@ -325,7 +326,7 @@ impl FullySharded {
     ///
     /// # Errors
     ///
-    /// Those `InvalidArgument` of [`shard`](Self::shard), and another if it is in host memory.
+    /// `InvalidArgument` in the same cases as [`shard`](Self::shard), and if the share is in host memory.
     #[cfg(feature = "cuda")]
     pub fn device_shard<T: Float>(&self, unit: usize) -> Result<cudarc::driver::CudaView<'_, T>> {
         let share = typed::<T>(&*self.known("device_shard", unit)?.share)?;
@@ -338,8 +339,8 @@ impl FullySharded {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for another length than that of [`shard_range`](Self::shard_range), another type, memory in
-    /// another place, and while the unit is gathered.
+    /// `InvalidArgument` if the length is not that of [`shard_range`](Self::shard_range), and in the same other cases
+    /// as [`load`](Self::load).
     pub fn load_shard<B>(&mut self, unit: usize, values: &B) -> Result<()>
     where
         B: Buffer<Element: Float> + ?Sized,
@@ -358,7 +359,8 @@ impl FullySharded {
     /// Returns a unit if it exists.
     fn known(&self, call: &'static str, unit: usize) -> Result<&UnitState> {
         let count = self.units.len();
-        self.units.get(unit).ok_or_else(|| Error::argument(call, format!("unit {unit}: there are {count}, numbered from 0")))
+        let none = || Error::argument(call, format!("there is no unit {unit}: the model has {count}, numbered from 0"));
+        self.units.get(unit).ok_or_else(none)
     }
 
     /// Returns a unit that is not in use, if the step can continue.

@@ -10,7 +10,7 @@ use collectives::{Error, Result};
 /// type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unit {
-    /// Its name, for errors and checkpoints. In a checkpoint a dot and the parameter's name follow it; the result must
+    /// Its name, for errors and checkpoints. In a checkpoint, a dot and the parameter's name follow it. The result must
     /// be unique.
     pub name: String,
     /// Its parameters. They are concatenated in this order.
@@ -28,17 +28,17 @@ impl Unit {
 /// How long gathered parameters are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ShardingStrategy {
-    /// Until they are released. Parameters, gradients and the optimiser's state are sharded. ZeRO stage 3; torch's
-    /// `FULL_SHARD`.
+    /// Until they are released. Parameters, gradients and the optimiser's state are sharded. This is ZeRO stage 3, and
+    /// torch's `FULL_SHARD`.
     #[default]
     FullShard,
-    /// Until the next update. Gradients and the optimiser's state are sharded, and the backward pass uses the parameters
-    /// that the forward pass gathered. ZeRO stage 2; torch's `SHARD_GRAD_OP`.
+    /// Until the next update. Gradients and the optimiser's state are sharded, and the backward pass uses the
+    /// parameters that the forward pass gathered. This is ZeRO stage 2, and torch's `SHARD_GRAD_OP`.
     ShardGradOp,
 }
 
-/// How units are gathered and their gradients reduced. Every rank must use the same, except for the weight of a
-/// `PreMulSum`.
+/// Options for how units are gathered and their gradients reduced. Every rank must use the same ones, except for the
+/// weight of a `PreMulSum`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FullyShardedOptions {
     /// How long gathered parameters are kept. Default: `FullShard`.
@@ -51,7 +51,8 @@ pub struct FullyShardedOptions {
     pub reduce_type: Option<DType>,
     /// How the ranks' gradients are combined: `Avg`, `Sum`, or `PreMulSum` with this rank's weight. Default: `Avg`.
     pub op: ReduceOp,
-    /// The number of units that are gathered ahead, and of reductions that run beside the next. Default: 1.
+    /// The number of units that are gathered ahead, and the number of reductions that may still run when the next one
+    /// starts. Default: 1.
     pub prefetch: usize,
 }
 
@@ -66,7 +67,7 @@ impl FullyShardedOptions {
     /// Refuses types that parameters and gradients cannot have.
     pub(super) fn check(&self) -> Result<()> {
         match [self.gather_type, self.reduce_type].into_iter().flatten().find(|dtype| !is_float(*dtype)) {
-            Some(other) => Err(Error::argument("train", format!("a gather or reduce type of {other}: it is f32, f64, f16 or bf16"))),
+            Some(other) => Err(Error::argument("train", format!("the gather or reduce type is {other}; it must be f32, f64, f16 or bf16"))),
             None => Ok(()),
         }
     }

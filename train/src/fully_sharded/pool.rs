@@ -1,4 +1,4 @@
-//! Buffers of whole units, which are reused: their number is limited.
+//! Reuses a limited number of buffers of whole units.
 
 use crate::any_flat::{AnyFlat, zeros};
 use crate::flat::Place;
@@ -12,7 +12,7 @@ pub(super) struct Pool {
     /// The most buffers, including those in use. If more are in use, none is kept.
     most: usize,
     out: usize,
-    /// The buffers that were put back first come first.
+    /// The free buffers, in the order in which they were put back.
     free: Vec<Box<dyn AnyFlat>>,
 }
 
@@ -42,7 +42,7 @@ impl Pool {
         self.shrink_to(self.most);
     }
 
-    /// Frees the oldest until there are no more than `most`, including those in use.
+    /// Frees the oldest buffers until there are no more than `most`, including those in use.
     fn shrink_to(&mut self, most: usize) {
         let surplus = (self.out + self.free.len()).saturating_sub(most).min(self.free.len());
         self.free.drain(..surplus);

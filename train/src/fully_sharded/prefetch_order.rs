@@ -1,4 +1,4 @@
-//! The units to gather ahead: those that come next, forward through the model and backward again. Pure.
+//! Decides which units to gather ahead: those that come next, first forward through the model and then backward. Pure.
 
 /// The direction through the units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -7,7 +7,7 @@ enum Direction {
     Backward,
 }
 
-/// Follows which units are used, and computes which come next. It turns backward at the last unit, and forward at the
+/// Records which units are used, and computes which come next. It turns backward at the last unit, and forward at the
 /// first.
 #[derive(Debug)]
 pub(super) struct PrefetchOrder {
@@ -23,7 +23,7 @@ impl PrefetchOrder {
         Self { units, ahead, direction: Direction::Forward, last: None }
     }
 
-    /// Returns the units that come next, the next first, if this one is used now.
+    /// Records that a unit is used now, and returns the units that come next, in order.
     pub(super) fn after(&mut self, unit: usize) -> impl Iterator<Item = usize> + use<> {
         let goes_on = match self.last {
             Some(last) if unit < last => Direction::Backward,

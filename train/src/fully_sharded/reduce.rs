@@ -1,4 +1,4 @@
-//! Gradients reduced and scattered during the backward pass, and the end of a step: shares to be clipped and updated.
+//! Reduces and scatters gradients during the backward pass. At the end of a step, clips and updates the shares.
 
 use std::fmt;
 
@@ -21,20 +21,21 @@ use collectives::{Error, Result};
 
 /// Gradients.
 impl FullySharded {
-    /// Passes a unit's gradients of this backward pass, one for each of its parameters, in their order and gathered
-    /// type. They are copied, and reduced in the background; this rank keeps its share. If one more unit than
-    /// [`prefetch`](super::FullyShardedOptions::prefetch) is already being reduced, this waits for the oldest.
+    /// Passes a unit's gradients of this backward pass, one for each of its parameters, in the parameters' order and
+    /// gathered type. They are copied, and reduced in the background; this rank keeps its share. If more units than
+    /// [`prefetch`](super::FullyShardedOptions::prefetch) are already being reduced, this waits for the oldest one.
     /// Collective.
     ///
     /// # Errors
     ///
     /// Only this rank gets these:
     ///
-    /// - `InvalidArgument` for a unit that does not exist, another number of gradients, another length or type than a
-    ///   parameter's, memory in another place, and if the unit already got its gradients in this pass.
+    /// - `InvalidArgument` if the unit does not exist, or already got its gradients in this pass.
+    /// - `InvalidArgument` if the number of gradients is wrong, a gradient's length or type is not its parameter's, or
+    ///   a gradient is not where the model is (in host memory or on its device).
     /// - On a device, `Cuda` if they cannot be copied.
     ///
-    /// And those of collectives.
+    /// Also the errors of any collective.
     pub fn reduce_gradients<B>(&mut self, unit: usize, gradients: &[B]) -> Result<()>
     where
         B: Buffer<Element: Float>,
@@ -51,8 +52,8 @@ impl FullySharded {
         self.go_on(|model| model.start_reduce(unit, whole))
     }
 
-    /// Ends a backward pass if another one adds to its gradients before [`reduce`](Self::reduce) ends the step. Each
-    /// unit may get gradients once more, and the next pass begins with the first unit. Makes no call.
+    /// Ends a backward pass, if another pass is to add to its gradients before [`reduce`](Self::reduce) ends the step.
+    /// Each unit can then get gradients again, and the next pass begins with the first unit. Makes no collective call.
     ///
     /// # Errors
     ///
@@ -71,8 +72,8 @@ impl FullySharded {
     ///
     /// # Errors
     ///
-    /// `Mismatch` if ranks gathered or reduced different units, or in another order, naming the first two calls that
-    /// differ; those of collectives. No step can follow.
+    /// `Mismatch` if ranks gathered or reduced different units, or in different orders: it names the first two calls
+    /// that differ. Also the errors of any collective. After an error, no step can follow.
     pub fn reduce(&mut self) -> Result<ReducedGradients<'_>> {
         self.end_backward()?;
         self.go_on(Self::finish_all)?;
@@ -102,10 +103,10 @@ impl FullySharded {
         let state = self.known(call, unit)?;
         let (given, count) = (gradients.len(), state.unit.parameters.len());
         if given != count {
-            return Err(Error::argument(call, format!("{state}: {given} gradients for {count} parameters")));
+            return Err(Error::argument(call, format!("{state}: {given} gradients were passed for {count} parameters")));
         }
         if state.is_reduced {
-            let reason = "its gradients were given already in this backward pass; end it with end_backward or reduce first";
+            let reason = "its gradients were already given in this backward pass; end it with end_backward or reduce first";
             return Err(Error::argument(call, format!("{state}: {reason}")));
         }
         gradients.iter().enumerate().try_for_each(|(index, gradient)| {
@@ -162,17 +163,16 @@ impl FullySharded {
 pub struct ReducedGradients<'a> {
     model: &'a mut FullySharded,
     done: Done,
-    /// Ranks with replicas, over which the gradients were reduced.
+    /// The ranks with replicas over which the gradients were reduced, if they were.
     replicas: Option<Communicator>,
 }
 
 impl ReducedGradients<'_> {
-    /// Reduces this rank's shares over the ranks that have the same shares of replicas, for hybrid sharding. There the
-    /// parameters are sharded over the ranks of a host, for example, and every host has a replica
+    /// Reduces this rank's shares over the ranks that have the same shares of other replicas. This is for hybrid
+    /// sharding: the parameters are sharded over the ranks of a host, for example, and every host has a replica
     /// ([`Mesh::by_host`](crate::Mesh::by_host)). With `Avg` the shares are averaged over the replicas; with any other
     /// [`op`](super::FullyShardedOptions::op) they are summed. Call it once a step, before [`unscale`](Self::unscale)
-    /// and [`clip_norm`](Self::clip_norm). All replicas must begin with the same parameters, and end with the same
-    /// bits.
+    /// and [`clip_norm`](Self::clip_norm). If all replicas begin with the same parameters, they end with the same bits.
     ///
     /// ```
     /// use collectives::Communicator;
@@ -197,9 +197,10 @@ impl ReducedGradients<'_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if this step's gradients were already reduced over replicas, unscaled or clipped: nothing has
-    /// happened. `Mismatch` if the ranks of `replicas` have other shares than this one, like the ranks over which the
-    /// model is sharded; and those of collectives. After these no step can follow.
+    /// `InvalidArgument` if this step's gradients were already reduced over replicas, unscaled or clipped; this has no
+    /// effect. `Mismatch` if the ranks of `replicas` do not have the same shares as this one, for example because they
+    /// are the ranks over which the model is sharded. Also the errors of any collective. After a `Mismatch` or an error
+    /// of a collective, no step can follow.
     #[doc(alias = "HYBRID_SHARD")]
     pub fn reduce_over(&mut self, replicas: &Communicator) -> Result<()> {
         self.done.check("reduce_over", Done::ReducedOver)?;
@@ -218,17 +219,17 @@ impl ReducedGradients<'_> {
 
     /// Returns the norm of all ranks' gradients together: the root of the sum of all squares, summed in `f64`. Every
     /// rank gets the same bits. Collective: one all-reduce of one number, on the host, and one more over the replicas
-    /// of [`reduce_over`](Self::reduce_over). On a device it waits for this rank's sum first.
+    /// of [`reduce_over`](Self::reduce_over). On a device, this waits for this rank's sum first.
     ///
     /// # Errors
     ///
-    /// Those of collectives; on a device those of [`Averaged::norm`](crate::Averaged::norm).
+    /// The errors of any collective; on a device also the errors of [`Averaged::norm`](crate::Averaged::norm).
     pub fn norm(&self) -> Result<f64> {
         let mut squares = self.squares()?;
         self.model.comm.all_reduce(&mut squares, ReduceOp::Sum)?;
         if let Some(replicas) = &self.replicas {
-            // The ranks of each replica may have summed in another order. Numbers that are not negative have the order
-            // of their bits.
+            // Replicas may have summed in different orders, so all take the largest sum. Numbers that are not negative
+            // are ordered like their bits.
             let mut bits = squares.to_bits();
             replicas.all_reduce(&mut bits, ReduceOp::Max)?;
             squares = f64::from_bits(bits);
@@ -241,7 +242,7 @@ impl ReducedGradients<'_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a limit that is not a positive number, and those of [`norm`](Self::norm).
+    /// `InvalidArgument` if the limit is not a positive number, and the errors of [`norm`](Self::norm).
     #[doc(alias = "clip_grad_norm_")]
     pub fn clip_norm(&mut self, limit: f64) -> Result<f64> {
         let factor = clipping("clip_norm", limit)?;
@@ -250,11 +251,12 @@ impl ReducedGradients<'_> {
         Ok(norm)
     }
 
-    /// Does the same as [`Averaged::clip_to`](crate::Averaged::clip_to), for this rank's shares. Makes no call.
+    /// Does the same as [`Averaged::clip_to`](crate::Averaged::clip_to), for this rank's shares. Makes no collective
+    /// call.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a limit that is not a positive number, and a negative norm. On a device `Cuda`.
+    /// `InvalidArgument` if the limit is not a positive number or the norm is negative. On a device also `Cuda`.
     pub fn clip_to(&mut self, norm: f64, limit: f64) -> Result<()> {
         let factor = clipping("clip_to", limit)?;
         check_norm(norm)?;
@@ -269,11 +271,11 @@ impl ReducedGradients<'_> {
     }
 
     /// Does the same as [`Averaged::unscale`](crate::Averaged::unscale), for this rank's shares. [`LossScaler::update`]
-    /// informs the other ranks. Makes no call.
+    /// informs the other ranks. Makes no collective call.
     ///
     /// # Errors
     ///
-    /// Those of [`Averaged::unscale`](crate::Averaged::unscale).
+    /// The errors of [`Averaged::unscale`](crate::Averaged::unscale).
     pub fn unscale(&mut self, scaler: &mut LossScaler) -> Result<()> {
         self.done.check("unscale", Done::Unscaled)?;
         self.done = Done::Unscaled;
@@ -290,13 +292,13 @@ impl ReducedGradients<'_> {
     }
 
     /// Calls `update` for this rank's share of each unit's parameters, unit by unit. [`Shard::bucket`] is the unit's
-    /// number, and its elements have the type of the parameters. Gathered parameters are released. Makes no call: the
-    /// next [`gather`](FullySharded::gather) gets the other ranks' shares.
+    /// number, and its elements have the type of the parameters. Gathered parameters are released. Makes no collective
+    /// call: the next [`gather`](FullySharded::gather) gets the other ranks' shares.
     ///
     /// # Errors
     ///
-    /// Those of `update`. After an error or a panic of `update` no step can follow. Other ranks are not notified. So an
-    /// `update` that fails should fail on every rank, or abort the communicator.
+    /// The errors of `update`. After an error or a panic of `update` no step can follow. Other ranks are not notified.
+    /// So an `update` that fails should fail on every rank, or abort the communicator.
     pub fn update(self, mut update: impl FnMut(&mut Shard<'_>) -> Result<()>) -> Result<()> {
         self.model.go_on(|model| {
             for (index, unit) in model.units.iter_mut().enumerate() {

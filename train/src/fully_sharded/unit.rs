@@ -28,13 +28,13 @@ pub(super) struct UnitState {
     pub(super) gradients: Box<dyn AnyFlat>,
     /// Whether the gradients are of this step; otherwise they are of an earlier one.
     pub(super) has_gradients: bool,
-    /// Whether gradients have come in this backward pass.
+    /// Whether gradients were passed in this backward pass.
     pub(super) is_reduced: bool,
     /// All ranks' shares, or the call that gathers them.
     pub(super) gathered: Option<Box<dyn AnyFlat>>,
-    /// Whether they were requested and not released.
+    /// Whether the caller has gathered the unit and not released it.
     pub(super) in_use: bool,
-    /// Which parameters have values.
+    /// Whether each parameter has values.
     pub(super) loaded: Vec<bool>,
 }
 
@@ -62,7 +62,7 @@ impl UnitState {
 
     pub(super) fn parameter(&self, call: &'static str, index: usize) -> Result<&Parameter> {
         let count = self.unit.parameters.len();
-        let none = || Error::argument(call, format!("{self}, parameter {index}: there are {count}, numbered from 0"));
+        let none = || Error::argument(call, format!("{self} has no parameter {index}: it has {count}, numbered from 0"));
         self.unit.parameters.get(index).ok_or_else(none)
     }
 
@@ -92,7 +92,7 @@ impl UnitState {
         Ok(())
     }
 
-    /// Adds this rank's share of reduced gradients to those of this step.
+    /// Adds this rank's share of reduced gradients to this step's gradients. Returns the scratch buffer if it was used.
     pub(super) fn add(
         &mut self,
         reduced: &dyn AnyFlat,

@@ -61,7 +61,7 @@ fn all_gradients_at_once_are_averaged_where_they_lie() {
         let mut gradients = [vec![comm.rank() as f32; 2], vec![1.0; 1000]];
         model.average(&mut gradients).unwrap();
         let error = model.average(&mut gradients[..1]).unwrap_err().to_string();
-        assert!(error.contains("1 gradients for 2 parameters"), "{error}");
+        assert!(error.contains("1 gradients were passed for 2 parameters"), "{error}");
         gradients
     });
     assert!(results.iter().all(|gradients| *gradients == [vec![1.0; 2], vec![1.0; 1000]]));
@@ -171,10 +171,10 @@ fn what_is_no_norm_and_no_limit_is_refused_and_gradients_without_a_finite_norm_s
     model.ready(0, &[3.0_f32, 4.0]).unwrap();
     let (mut averaged, mut reduced, mut shards) = (model.finish().unwrap(), units.reduce().unwrap(), shared.reduce().unwrap());
     for (norm, limit, words) in [
-        (-1.0, 1.0, "a norm of -1"),
-        (f64::NEG_INFINITY, 1.0, "a norm of -inf"),
-        (1.0, 0.0, "a limit of 0"),
-        (1.0, f64::NAN, "a limit of NaN"),
+        (-1.0, 1.0, "the norm is -1"),
+        (f64::NEG_INFINITY, 1.0, "the norm is -inf"),
+        (1.0, 0.0, "the limit is 0"),
+        (1.0, f64::NAN, "the limit is NaN"),
     ] {
         for error in [averaged.clip_to(norm, limit), reduced.clip_to(norm, limit), shards.clip_to(norm, limit)].map(Result::unwrap_err) {
             assert!(error.to_string().contains("clip_to") && error.to_string().contains(words), "{error}");

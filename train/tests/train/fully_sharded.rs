@@ -432,7 +432,7 @@ fn shares_are_read_and_loaded_by_their_range() {
                 (other.load_shard(0, &vec![0.0_f32; own.len() + 1]).unwrap_err(), "elements were passed"),
                 (other.load_shard(0, &vec![0.0_f64; own.len()]).unwrap_err(), "elements of f64 were passed"),
                 (other.shard::<f64>(0).map(drop).unwrap_err(), "f64"),
-                (other.shard_range(1).map(drop).unwrap_err(), "unit 1: there are 1"),
+                (other.shard_range(1).map(drop).unwrap_err(), "there is no unit 1: the model has 1"),
             ] {
                 assert!(error.to_string().contains(words), "{error}");
             }

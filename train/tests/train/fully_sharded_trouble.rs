@@ -39,19 +39,19 @@ fn mistakes_of_one_call_are_refused_there_and_harm_nothing() {
             model.gather(1).unwrap();
             let said = |result: Result<()>| result.unwrap_err().to_string();
             for (error, words) in [
-                (said(model.gather(3)), "unit 3: there are 3, numbered from 0"),
-                (said(model.prefetch(3)), "unit 3: there are 3"),
+                (said(model.gather(3)), "there is no unit 3: the model has 3, numbered from 0"),
+                (said(model.prefetch(3)), "there is no unit 3: the model has 3"),
                 (said(model.release(0)), "unit 0 \"first\" is not gathered"),
                 (said(model.parameter::<f32>(0, 0).map(drop)), "unit 0 \"first\" is not gathered"),
-                (said(model.parameter::<f32>(1, 2).map(drop)), "unit 1 \"second\", parameter 2: there are 2"),
+                (said(model.parameter::<f32>(1, 2).map(drop)), "unit 1 \"second\" has no parameter 2: it has 2"),
                 (said(model.parameter::<f64>(1, 0).map(drop)), "elements of f64 were passed"),
                 (said(model.copy_to(1, 0, &mut [0.0_f32; 9])), "9 elements were passed"),
                 (said(model.load(1, 0, &[0.0_f32; 10])), "unit 1 \"second\" is gathered: release it first"),
                 (said(model.load(0, 0, &[0.0_f32; 11])), "parameter 0 \"weight\" (f32[10]): 11 elements were passed"),
                 (said(model.broadcast(0, 1, &mut [0.0_f64; 2], 0)), "elements of f64 were passed"),
-                (said(model.reduce_gradients(1, &gradients(10))), "its gradients were given already in this backward pass"),
-                (said(model.reduce_gradients(3, &gradients(10))), "unit 3: there are 3"),
-                (said(model.reduce_gradients(0, &gradients(10)[..1])), "1 gradients for 2 parameters"),
+                (said(model.reduce_gradients(1, &gradients(10))), "its gradients were already given in this backward pass"),
+                (said(model.reduce_gradients(3, &gradients(10))), "there is no unit 3: the model has 3"),
+                (said(model.reduce_gradients(0, &gradients(10)[..1])), "1 gradients were passed for 2 parameters"),
                 (said(model.reduce_gradients(0, &gradients(11))), "parameter 0 \"weight\" (f32[10]): 11 elements were passed"),
                 (said(model.reduce_gradients(0, &[vec![1.0_f64; 10], vec![1.0; 2]])), "elements of f64 were passed"),
                 (said(model.reduce().unwrap().clip_norm(-1.0).map(drop)), "a positive number"),
@@ -99,7 +99,7 @@ fn what_ranks_make_differently_is_named() {
     threads(Wiring::Shm, 2, |comm| {
         let mixed = Unit::new("mixed", vec![Parameter::new::<f32>("a", &[1]), Parameter::new::<f64>("b", &[1])]);
         let error = FullySharded::new(comm, vec![mixed], FullyShardedOptions::default()).unwrap_err().to_string();
-        assert!(error.contains("a unit is of one type"), "{error}");
+        assert!(error.contains("all parameters of a unit must have one type"), "{error}");
         let whole = FullyShardedOptions { reduce_type: Some(DType::I32), ..FullyShardedOptions::default() };
         assert!(FullySharded::new(comm, units(), whole).unwrap_err().to_string().contains("reduce type of i32"));
         let largest = FullyShardedOptions { op: ReduceOp::Max, ..FullyShardedOptions::default() };

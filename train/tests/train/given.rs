@@ -155,7 +155,7 @@ fn what_was_taken_is_gone_until_the_next_step() {
             model.give(1, vec![1.0_f64; 3]).unwrap();
             let mut averaged = model.finish().unwrap();
             assert!(averaged.take::<f64>(0).unwrap_err().to_string().contains("elements of f64 were passed"));
-            assert!(averaged.take::<f32>(2).unwrap_err().to_string().contains("parameter 2: there are 2"));
+            assert!(averaged.take::<f32>(2).unwrap_err().to_string().contains("there is no parameter 2: the model has 2"));
             assert_eq!(averaged.take::<f32>(0).unwrap().into_vec().unwrap(), [step as f32; 2]);
             let errors = [
                 averaged.take::<f32>(0).map(drop).unwrap_err(),
@@ -180,13 +180,13 @@ fn gifts_that_do_not_fit_are_refused_and_harm_nothing() {
             for (error, words) in [
                 (model.give(0, vec![1.0_f32; 99]).unwrap_err(), "parameter 0 \"a\" (f32[100]): 99 elements were passed"),
                 (model.give(0, vec![1.0_f64; 100]).unwrap_err(), "elements of f64 were passed"),
-                (model.give(1, vec![1.0_f32; 100]).unwrap_err(), "parameter 1: there are 1"),
+                (model.give(1, vec![1.0_f32; 100]).unwrap_err(), "there is no parameter 1: the model has 1"),
             ] {
                 assert!(error.to_string().contains(words), "{error}");
             }
             model.give(0, vec![comm.rank() as f32; 100]).unwrap();
             let error = model.give(0, vec![9.0_f32; 100]).unwrap_err().to_string();
-            assert!(error.contains("its gradient was given already in this step"), "{error}");
+            assert!(error.contains("its gradient was already given in this step"), "{error}");
             assert_eq!(model.finish().unwrap().gradient::<f32>(0).unwrap(), [0.5; 100]);
         }
     });

@@ -194,7 +194,7 @@ fn a_rank_of_zero_is_refused() {
     let mut model = DataParallel::new(comm, vec![Parameter::new::<f32>("matrix", &[9, 9])], Options::default()).unwrap();
     let options = PowerSgdOptions { rank: 0, ..PowerSgdOptions::default() };
     let refused = model.set_hooks::<f32>(|layout| Ok(Box::new(PowerSgd::<f32>::new(comm, layout, ReduceOp::Avg, options.clone())?)));
-    assert!(refused.unwrap_err().to_string().contains("a rank of 0"));
+    assert!(refused.unwrap_err().to_string().contains("the rank is 0"));
 }
 
 #[test]
@@ -319,7 +319,7 @@ fn a_hook_that_gives_a_buffer_of_another_length_back_ends_the_steps() {
     let flats = Arc::default();
     model.set_hooks::<f32>(|_| Ok(Box::new(Exchanged(Arc::clone(&flats))))).unwrap();
     let error = model.average(&mut [vec![1.0_f32; 10], vec![1.0; 5]]).unwrap_err().to_string();
-    assert!(error.contains("the hook of bucket 0, of 5 elements, gave a buffer of 10 back"), "{error}");
+    assert!(error.contains("the hook of bucket 0, of 5 elements, returned a buffer of 10"), "{error}");
     assert!(model.finish().unwrap_err().is_poisoned());
 }
 

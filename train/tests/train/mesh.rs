@@ -78,7 +78,7 @@ fn a_slice_can_be_a_mesh_itself() {
 
 #[test]
 fn dimensions_that_do_not_fit_are_refused_on_every_rank_and_harm_nothing() {
-    let many = "do not multiply to the world's 4 ranks";
+    let many = "is not the world size 4";
     for wiring in [Wiring::Shm, Wiring::Tcp] {
         threads(wiring, 4, |comm| {
             for (wrong, words) in [
@@ -88,9 +88,9 @@ fn dimensions_that_do_not_fit_are_refused_on_every_rank_and_harm_nothing() {
                 (&[("dp", 0)], many),
                 (&[], many),
                 (&[("a", usize::MAX), ("b", 4)], many),
-                (&[("dp", 2), ("dp", 2)], "the name \"dp\" is empty or comes twice"),
-                (&[("dp", 4), ("tp", 1), ("dp", 1)], "the name \"dp\" is empty or comes twice"),
-                (&[("", 4)], "the name \"\" is empty or comes twice"),
+                (&[("dp", 2), ("dp", 2)], "the name \"dp\" is empty or appears twice"),
+                (&[("dp", 4), ("tp", 1), ("dp", 1)], "the name \"dp\" is empty or appears twice"),
+                (&[("", 4)], "the name \"\" is empty or appears twice"),
             ] {
                 let error = Mesh::new(comm, wrong).unwrap_err();
                 assert!(matches!(error, Error::InvalidArgument { .. }) && error.to_string().contains(words), "{wrong:?}: {error}");
@@ -100,7 +100,8 @@ fn dimensions_that_do_not_fit_are_refused_on_every_rank_and_harm_nothing() {
             for error in unknown.map(Result::unwrap_err) {
                 assert!(error.to_string().contains("in [\"dp\", \"tp\"]"), "{error}");
             }
-            for (wrong, words) in [(&[][..], "at least one"), (&["tp", "tp"], "each once"), (&["tp", "pp"], "there is no dimension \"pp\"")]
+            for (wrong, words) in
+                [(&[][..], "at least one"), (&["tp", "tp"], "each only once"), (&["tp", "pp"], "there is no dimension \"pp\"")]
             {
                 let error = mesh.flatten(wrong).unwrap_err().to_string();
                 assert!(error.contains(words), "{wrong:?}: {error}");

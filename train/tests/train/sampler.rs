@@ -127,7 +127,7 @@ fn behind_a_whole_epoch_whose_end_was_repeated_nothing_is_left() {
 fn more_than_an_epoch_has_was_taken_in_none() {
     let refused = |sampler: Sampler, taken| {
         let error = sampler.epoch_from(0, taken).map(drop).unwrap_err().to_string();
-        assert!(error.contains(&format!("{taken} samples were taken")) && error.contains("count anew in each epoch"), "{error}");
+        assert!(error.contains(&format!("{taken} samples were taken")) && error.contains("count from 0 in each epoch"), "{error}");
     };
     let of = |ranks, len| Sampler::of_rank(0, ranks, len).unwrap();
     for (ranks, len, taken) in [(4, 10, 20), (4, 10, usize::MAX), (4, 1, 5), (1, 1, 2), (4, 0, 1), (4, 0, 4)] {

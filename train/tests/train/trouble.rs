@@ -28,8 +28,8 @@ fn the_first_parameter_that_differs_is_named_with_both_ranks() {
         (odd(name), vec!["rank 0 called", "parameter 1 \"bias\" (f32[2])", "rank 2 called", "parameter 1 \"offset\" (f32[2])"]),
         (odd(shape), vec!["parameter 0 \"weight\" (f32[100])", "parameter 0 \"weight\" (f32[10, 10])"]),
         (odd(dtype), vec!["(f32[2])", "(bf16[2])"]),
-        (odd(more), vec!["2 parameters", "3 parameters, of which the other has not parameter 2 \"extra\" (f64[])"]),
-        (odd(vec![]), vec!["2 parameters, of which the other has not parameter 0 \"weight\"", "with 0 parameters"]),
+        (odd(more), vec!["2 parameters", "3 parameters, including parameter 2 \"extra\" (f64[]), which the other rank does not have"]),
+        (odd(vec![]), vec!["2 parameters, including parameter 0 \"weight\"", "with 0 parameters"]),
         ((two(), small()), vec!["first_bucket_bytes 1048576", "first_bucket_bytes 0"]),
     ];
     for (wiring, world_size) in [(Wiring::Shm, 3), (Wiring::Tcp, 4)] {
@@ -58,11 +58,11 @@ fn mistakes_of_one_call_are_refused_there_and_harm_nothing() {
         let said = |result: collectives::Result<()>| result.unwrap_err().to_string();
         model.ready(1, &[1.0_f32, 2.0]).unwrap();
         for (error, words) in [
-            (said(model.ready(1, &[1.0_f32, 2.0])), "parameter 1 \"bias\" (f32[2]): its gradient was given already"),
-            (said(model.accumulate(1, &[1.0_f32, 2.0])), "given already"),
+            (said(model.ready(1, &[1.0_f32, 2.0])), "parameter 1 \"bias\" (f32[2]): its gradient was already given"),
+            (said(model.accumulate(1, &[1.0_f32, 2.0])), "already given"),
             (said(model.ready(0, &[1.0_f32])), "parameter 0 \"weight\" (f32[100]): 1 elements were passed"),
             (said(model.ready(0, &vec![1.0_f64; 100])), "elements of f64 were passed"),
-            (said(model.ready(2, &[1.0_f32])), "parameter 2: there are 2"),
+            (said(model.ready(2, &[1.0_f32])), "there is no parameter 2: the model has 2"),
         ] {
             assert!(error.contains(words), "{error}");
         }
@@ -89,7 +89,7 @@ fn gradients_of_which_one_does_not_fit_are_none_taken() {
             }
             model.ready(0, &[5.0_f32; 100]).unwrap();
             let error = model.average(&mut [vec![1.0_f32; 100], vec![1.0; 2]]).unwrap_err().to_string();
-            assert!(error.contains("parameter 0 \"weight\" (f32[100]): its gradient was given already"), "{error}");
+            assert!(error.contains("parameter 0 \"weight\" (f32[100]): its gradient was already given"), "{error}");
             model.ready(1, &[7.0_f32; 2]).unwrap();
             assert_eq!(model.finish().unwrap().gradient::<f32>(1).unwrap(), [7.0; 2]);
         });

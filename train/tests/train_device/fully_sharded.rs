@@ -195,8 +195,10 @@ fn units_that_lie_elsewhere_are_refused() {
         let mut device = FullySharded::on_device(comm, &memory.stream, unit(), FullyShardedOptions::default()).unwrap();
         let mut host = FullySharded::new(comm, unit(), FullyShardedOptions::default()).unwrap();
         let (on_host, on_device) = ([1.0_f32; 3], memory.put(&[1.0_f32; 3]));
-        let (elsewhere, there) =
-            ("a buffer in host memory, where the buckets are on a device", "a buffer on a device, where the buckets are in host memory");
+        let (elsewhere, there) = (
+            "the buffer is in host memory, but the buckets are on a device",
+            "the buffer is on a device, but the buckets are in host memory",
+        );
         for (refused, words) in [
             (device.load(0, 0, &on_host), elsewhere),
             (device.reduce_gradients(0, &[on_host]), elsewhere),
@@ -226,7 +228,7 @@ fn gradients_that_kernels_cannot_read_are_refused_and_harm_nothing() {
         // SAFETY: three elements inside the gradient, which outlives this; no code writes to them.
         let odd = unsafe { RawDeviceSlice::<f32>::new(memory.stream.context(), crate::address(&gradient) + 2, 3) };
         let error = model.reduce_gradients(0, &[&odd]).unwrap_err().to_string();
-        assert!(error.contains("lie at multiples of that"), "{error}");
+        assert!(error.contains("at a multiple of the element size"), "{error}");
         // SAFETY: as above.
         let even = unsafe { RawDeviceSlice::<f32>::new(memory.stream.context(), crate::address(&gradient), 3) };
         model.reduce_gradients(0, &[&even]).unwrap();

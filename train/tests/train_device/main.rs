@@ -115,22 +115,22 @@ fn what_lies_elsewhere_and_what_only_the_host_shows_is_refused() {
         let mut model = DataParallel::on_device(comm, &memory.stream, one(), Options::default()).unwrap();
         let gradient = memory.put(&[1.0_f32; 3]);
         let error = model.ready(0, &[1.0_f32; 3]).unwrap_err().to_string();
-        assert!(error.contains("a buffer in host memory, where the buckets are on a device"), "{error}");
+        assert!(error.contains("the buffer is in host memory, but the buckets are on a device"), "{error}");
         model.ready(0, &gradient).unwrap();
         let averaged = model.finish().unwrap();
         assert!(averaged.gradient::<f32>(0).unwrap_err().is_unsupported());
         // A hook for host memory.
         model.set_hooks::<f32>(|layout| Ok(Box::new(Compress::<f32, f16>::new(comm, layout, ReduceOp::Avg)?))).unwrap();
         let error = model.ready(0, &gradient).unwrap_err().to_string();
-        assert!(error.contains("a buffer on a device, where the buckets are in host memory"), "{error}");
+        assert!(error.contains("the buffer is on a device, but the buckets are in host memory"), "{error}");
         let mut host = DataParallel::new(comm, one(), Options::default()).unwrap();
         let error = host.ready(0, &gradient).unwrap_err().to_string();
-        assert!(error.contains("a buffer on a device, where the buckets are in host memory"), "{error}");
+        assert!(error.contains("the buffer is on a device, but the buckets are in host memory"), "{error}");
         host.ready(0, &[2.0_f32; 3]).unwrap();
         assert!(host.finish().unwrap().device_gradient::<f32>(0).is_err());
         let mut sharded = ShardedOptimizer::on_device(comm, &memory.stream, one(), Options::default()).unwrap();
         let error = sharded.broadcast(0, &mut [1.0_f32; 3], 0).unwrap_err().to_string();
-        assert!(error.contains("a buffer in host memory, where the buckets are on a device"), "{error}");
+        assert!(error.contains("the buffer is in host memory, but the buckets are on a device"), "{error}");
         sharded.load(0, &gradient).unwrap();
         sharded.ready(0, &gradient).unwrap();
         let refused = sharded.reduce().unwrap().update(|shard| shard.values::<f32>().map(|_| ()));
@@ -446,7 +446,7 @@ fn hooks_of_the_callers_work_on_devices() {
         }
         let mut wide = Flat::<f64>::on_device(comm, &memory.stream, 34).unwrap();
         let error = wide.convert_from(&hook(35).unwrap().narrow, 1.0).unwrap_err().to_string();
-        assert!(error.contains("35 elements for a buffer of 34"), "{error}");
+        assert!(error.contains("35 elements were passed for a buffer of 34"), "{error}");
         assert!(wide.convert_from(&Flat::<f32>::new(comm, 34).unwrap(), 1.0).is_err());
     });
 }
@@ -684,7 +684,7 @@ fn a_given_slice_becomes_its_bucket_and_comes_back() {
                 let shared = averaged.take::<f16>(1).unwrap();
                 assert_eq!(memory.get(shared.device().unwrap()), [f16::from_f32(expected); 3]);
             }
-            assert!(model.give(0, vec![0.0_f32; 5000]).unwrap_err().to_string().contains("where the buckets are on a device"));
+            assert!(model.give(0, vec![0.0_f32; 5000]).unwrap_err().to_string().contains("but the buckets are on a device"));
         });
     }
 }

@@ -22,7 +22,7 @@ fn zeros(stream: &Arc<CudaStream>, len: usize) -> CudaSlice<f32> {
 
 fn assert_elsewhere(result: Result<()>) {
     let error = result.unwrap_err();
-    assert!(matches!(error, Error::InvalidArgument { .. }) && error.to_string().contains("or of another context"), "{error}");
+    assert!(matches!(error, Error::InvalidArgument { .. }) && error.to_string().contains("or in another context"), "{error}");
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn elements_are_converted_on_the_device_of_their_stream_alone() {
         assert_elsewhere(good.convert_from(&Flat::from(zeros(&there, 5)), 1.0));
         drop(std::mem::replace(good.device_mut().unwrap(), zeros(&memory.stream, 3)));
         let error = good.convert_from(&narrow, 1.0).unwrap_err().to_string();
-        assert!(error.contains("5 elements for a buffer of 3"), "{error}");
+        assert!(error.contains("5 elements were passed for a buffer of 3"), "{error}");
         let mut last = flat();
         drop(std::mem::replace(last.device_mut().unwrap(), zeros(&memory.stream, 5)));
         last.convert_from(&narrow, 1.0).unwrap();

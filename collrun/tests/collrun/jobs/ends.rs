@@ -32,7 +32,7 @@ fn pressing_ctrl_c_twice_ends_ranks_that_are_deaf_at_once() {
         lines.read_line(&mut String::new()).unwrap();
     }
     press_until_it_ends(&mut child);
-    assert_eq!(rest(child), ("collrun: asked to end once more (SIGINT); killing rank 0, 1\n".to_owned(), Some(130)));
+    assert_eq!(rest(child), ("collrun: second request to end (SIGINT); killing rank 0, 1\n".to_owned(), Some(130)));
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn another_host_that_loses_ranks_after_ctrl_c_has_not_failed_first() {
     // It has notified the other launcher by then.
     assert_eq!(rest(second).1, Some(9));
     press_until_it_ends(&mut first);
-    assert_eq!(rest(first), ("collrun: asked to end once more (SIGINT); killing rank 0\n".to_owned(), Some(130)));
+    assert_eq!(rest(first), ("collrun: second request to end (SIGINT); killing rank 0\n".to_owned(), Some(130)));
 }
 
 #[test]
@@ -112,7 +112,8 @@ fn a_rank_that_returned_too_early_is_named_beside_the_one_that_lost_it() {
     fs::write(&go, "").unwrap();
     let (said, code) = rest(child);
     let (_, last) = said.split_once("first failure: rank 0 ").unwrap();
-    let expected = ": exit code 3\n  lost rank 1\n  rank 1 had ended before with exit code 0: if it needed it, that is the cause\n";
+    let expected =
+        ": exit code 3\n  lost rank 1\n  rank 1 had ended before with exit code 0: if the failed rank needed it, that is the cause\n";
     assert!(code == Some(3) && last.ends_with(expected), "{said}");
 }
 

@@ -142,7 +142,7 @@ fn usage_errors_say_what_is_missing() {
     ] {
         let run = output(&format!("--nnodes 2 {flags}"), "true");
         let said = String::from_utf8_lossy(&run.stderr).into_owned();
-        assert!(run.status.code() == Some(1) && said.contains("127.1: on this host that is 127.0.0.1"), "{flags}: {run:?}");
+        assert!(run.status.code() == Some(1) && said.contains("127.1: on this host it resolves to 127.0.0.1"), "{flags}: {run:?}");
         assert!(said.contains("/etc/hosts"), "{said}");
     }
     let run = output("--nnodes 2 --node-rank 0 --master-port 7", "true");
@@ -270,7 +270,7 @@ fn all_ranks_are_started_anew_as_often_as_they_may_be() {
     assert_eq!(run.status.code(), Some(0), "{run:?}");
     assert_eq!(sorted_lines(&run.stdout), ["[0] 0/3", "[0] 1/3", "[0] 2/3", "[1] 0/3", "[1] 1/3", "[1] 2/3"]);
     let said = String::from_utf8_lossy(&run.stderr);
-    assert!(said.contains("starting all ranks anew, 2 of 3, since failed rank 1 ") && !said.contains("3 of 3"), "{said}");
+    assert!(said.contains("restarting all ranks, 2 of 3, after a failure: rank 1 ") && !said.contains("3 of 3"), "{said}");
     let run = output("--nproc-per-node 2 --max-restarts 1", &script);
     assert_eq!(run.status.code(), Some(7), "{run:?}");
     assert!(String::from_utf8_lossy(&run.stderr).lines().last().unwrap().contains("first failure: rank 1 "), "{run:?}");
@@ -325,7 +325,7 @@ fn ranks_of_every_host_are_started_anew_and_all_say_who_failed_first() {
     assert!(ended.iter().all(|host| host.status.success()), "{ended:?}");
     assert!(sorted_lines(&ended[0].stdout).contains(&"[1] done 1".to_owned()), "{ended:?}");
     for host in &ended {
-        assert!(String::from_utf8_lossy(&host.stderr).contains("starting all ranks anew, 1 of 2, since failed rank 3 "), "{ended:?}");
+        assert!(String::from_utf8_lossy(&host.stderr).contains("restarting all ranks, 1 of 2, after a failure: rank 3 "), "{ended:?}");
     }
     let port = crate::common::ports::free_port();
     let flags = |node: usize| format!("--node-rank {node} --master-addr 127.0.0.1 --master-port {port}");

@@ -17,7 +17,7 @@ fn without_a_folder_for_error_files_a_job_starts_and_has_them_elsewhere() {
     }
     let lines = sorted_lines(&run.stdout);
     assert!(run.status.success() && lines.len() == 2 && lines[1].starts_with("[1] /dev/shm/collrun-"), "{run:?}");
-    assert!(said.lines().count() == 1 && said.contains("no folder can be made in /proc (") && said.contains("TMPDIR"), "{said}");
+    assert!(said.lines().count() == 1 && said.contains("no folder can be created in /proc (") && said.contains("TMPDIR"), "{said}");
     let folder = PathBuf::from(lines[0].strip_prefix("[0] ").unwrap());
     assert!(!folder.exists(), "what is made elsewhere is removed as well");
 }

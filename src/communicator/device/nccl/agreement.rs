@@ -1,5 +1,5 @@
-//! Queues typed collectives of an `NcclCommunicator`: ordered by their buffers' events, and first compared with the
-//! other ranks' calls.
+//! Compares typed collectives of an `NcclCommunicator` with the other ranks' calls, then queues them in the order of
+//! their buffers' events.
 //!
 //! A rank sends the others 64 bytes in an NCCL all-gather: the digest that it would send over a host backend, the
 //! settings of its backend that decide how calls are cut into pieces, and whether it lacks the kernel of a custom op
@@ -20,14 +20,14 @@ use crate::device::{self, DeviceBackend, Job, NcclCommunicator, WORDS_BYTES, Wor
 use crate::error::{Error, Peer, Result};
 use crate::host::health::forked;
 
-/// Where the terms of the backend begin in what a rank sends, and the offset of the flag for a missing kernel.
+/// The offsets, in what a rank sends, of the terms of the backend and of the flag for a missing kernel.
 const TERMS_AT: usize = size_of::<CallDigest>();
 const LACKS_KERNEL_AT: usize = TERMS_AT + size_of::<Terms>();
 const _: () = assert!(LACKS_KERNEL_AT < WORDS_BYTES);
 
 type Terms = [u8; 16];
 
-/// Splits what a rank has sent into its parts.
+/// Splits the words of a rank into their parts.
 fn parts(words: &Words) -> (CallDigest, Terms, bool) {
     let (mut said, mut terms): (CallDigest, Terms) = ([0; _], [0; _]);
     said.copy_from_slice(&words[..TERMS_AT]);
@@ -40,20 +40,20 @@ pub(super) fn refuse_capture(stream: &CudaStream, doing: impl FnOnce() -> String
     if !device::is_capturing(stream) {
         return Ok(());
     }
-    let reason = "it is compared with the other ranks' calls over NCCL first, which cannot be part of a graph: capture calls that are not \
+    let reason = "the ranks first compare it over NCCL, and the comparison cannot be part of a graph: capture calls that are not \
                   compared (CheckDeviceCalls::unchecked_after), or raw ones (NcclCommunicator::call)";
     Err(Error::unsupported(format!("{} while a graph is captured", doing()), reason))
 }
 
 impl NcclCommunicator {
-    /// Takes a turn, in which a call is compared and queued.
+    /// Takes the turn in which a call is compared and queued.
     pub(super) fn turn(&self, call: &'static str) -> Result<Turn<'_, ()>> {
         let timeout = self.config().timeout;
         self.backend().enter_call(timeout).map_err(|why| match why {
             NoTurn::Forked => forked(call.to_owned()),
             NoTurn::Inside => Error::argument(call, "called from within a call of the same communicator"),
             NoTurn::Late => {
-                let doing = format!("{call}, which has not begun: waiting for its turn behind calls that other threads made before");
+                let doing = format!("{call}, which has not begun: waiting for its turn behind calls that other threads made earlier");
                 Error::Timeout { doing, elapsed: timeout, missing: Vec::new(), arrived: Vec::new(), meanwhile: Vec::new() }
             }
         })
@@ -94,8 +94,8 @@ impl NcclCommunicator {
     }
 
     /// Makes the ranks agree on a call, if that is enabled, and at the first use of a custom kernel or of much memory.
-    /// Nothing has been queued yet, so a difference does no harm. Returns what the others were sent about a capture,
-    /// if anything.
+    /// Nothing has been queued yet, so a difference does no harm. Returns whether the others were notified of a
+    /// capture, if they were notified at all.
     fn agree(&self, job: &Job, stream: &CudaStream) -> Result<Option<bool>> {
         let backend = self.backend();
         let is_compared = self.world_size() > 1 && self.config().check_device_calls.covers(job.call.sequence);

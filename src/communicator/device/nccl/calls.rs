@@ -73,7 +73,7 @@ impl NcclCommunicator {
         }
         Err(Error::argument(
             kind.name(),
-            format!("rank {root}, the root, passes {what} and no other rank does; this is rank {}", self.rank()),
+            format!("the root, rank {root}, must pass {what}, and no other rank may; this is rank {}", self.rank()),
         ))
     }
 }
@@ -83,7 +83,7 @@ impl NcclCommunicator {
 /// These calls take device buffers: cudarc's slices and views, [`NcclBuffer`](crate::nccl::NcclBuffer),
 /// [`RawDeviceSlice`](crate::interop::RawDeviceSlice), and memory of other crates. A call is queued on `stream` and
 /// returns. On the stream it waits for earlier uses of its buffers on other streams; later uses, and freeing a buffer,
-/// wait for it. You need no synchronization of your own. Ops and types are those of a
+/// wait for it. You need no synchronization of your own. Ops and types are the same as for a
 /// [`Communicator`](crate::Communicator), including custom ones.
 ///
 /// Every rank must make the same call as its next one. Before anything is queued, the ranks compare
@@ -91,11 +91,11 @@ impl NcclCommunicator {
 /// that decide how calls are cut into pieces. If something differs, every rank gets a `Mismatch` that names two calls,
 /// no buffer is touched, and the communicator stays usable.
 ///
-/// The comparison costs one all-gather of 64 B over NCCL, and a wait on the host until all ranks have come and their
-/// devices have finished the communicator's earlier calls.
+/// The comparison costs one all-gather of 64 B over NCCL, and a wait on the host until all ranks have made the call and
+/// their devices have finished the communicator's earlier calls.
 /// [`CheckDeviceCalls::unchecked_after`](crate::nccl::CheckDeviceCalls::unchecked_after) avoids this cost: with it you
-/// promise that all ranks make the same calls with the same settings. A call is then a raw one with its buffers
-/// ordered. A compared call cannot be captured into a graph; an uncompared or a raw one can.
+/// promise that all ranks make the same calls with the same settings. Such a call is like a raw one, except that its
+/// buffers are ordered. A compared call cannot be captured into a graph; an uncompared or a raw one can.
 ///
 /// Threads that share the communicator compare and queue their calls one after the other.
 ///
@@ -104,7 +104,7 @@ impl NcclCommunicator {
 ///   happened then.
 /// - `Unsupported` for an op that the type does not have, and for a compared call in a capture.
 /// - `Mismatch` if the ranks' calls differ.
-/// - `Timeout` if ranks do not come; it ends the communicator.
+/// - `Timeout` if ranks do not make the call; it ends the communicator.
 /// - `Nccl`, `Cuda`.
 /// - `Poisoned` after an earlier error that ended the communicator.
 impl NcclCommunicator {
@@ -121,7 +121,7 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// Those common to all typed collectives.
+    /// The errors common to all typed collectives.
     #[doc(alias = "ncclAllReduce")]
     pub fn all_reduce<B>(&self, buffer: &mut B, op: impl Into<Reduction<B::Element>>, stream: &Arc<CudaStream>) -> Result<()>
     where
@@ -143,7 +143,7 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// Those common to all typed collectives.
+    /// The errors common to all typed collectives.
     pub fn all_reduce_into<S, D>(
         &self,
         source: &S,
@@ -172,7 +172,7 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// Those common to all typed collectives.
+    /// The errors common to all typed collectives.
     #[doc(alias = "ncclReduce")]
     pub fn reduce<B>(&self, buffer: &mut B, root: usize, op: impl Into<Reduction<B::Element>>, stream: &Arc<CudaStream>) -> Result<()>
     where
@@ -196,7 +196,7 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// Those common to all typed collectives.
+    /// The errors common to all typed collectives.
     pub fn reduce_into<S, D>(
         &self,
         source: &S,
@@ -227,7 +227,7 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// Those common to all typed collectives.
+    /// The errors common to all typed collectives.
     #[doc(alias = "ncclBroadcast")]
     pub fn broadcast<B: BufferMut + ?Sized>(&self, buffer: &mut B, root: usize, stream: &Arc<CudaStream>) -> Result<()> {
         let source = if self.rank() == root { Source::InPlace } else { Source::Nothing };
@@ -249,7 +249,7 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// Those common to all typed collectives.
+    /// The errors common to all typed collectives.
     pub fn broadcast_into<S, D>(&self, source: Option<&S>, destination: &mut D, root: usize, stream: &Arc<CudaStream>) -> Result<()>
     where
         S: Buffer + ?Sized,
@@ -274,7 +274,7 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// Those common to all typed collectives.
+    /// The errors common to all typed collectives.
     #[doc(alias = "ncclAllGather")]
     pub fn all_gather<B: BufferMut + ?Sized>(&self, buffer: &mut B, stream: &Arc<CudaStream>) -> Result<()> {
         self.collective((Collective::AllGather, None), Source::InPlace, Some(buffer.memory_mut()), None, stream)
@@ -293,7 +293,7 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// Those common to all typed collectives.
+    /// The errors common to all typed collectives.
     pub fn all_gather_into<S, D>(&self, source: &S, destination: &mut D, stream: &Arc<CudaStream>) -> Result<()>
     where
         S: Buffer + ?Sized,
@@ -317,7 +317,7 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// Those common to all typed collectives.
+    /// The errors common to all typed collectives.
     #[doc(alias = "ncclReduceScatter")]
     pub fn reduce_scatter<B>(&self, buffer: &mut B, op: impl Into<Reduction<B::Element>>, stream: &Arc<CudaStream>) -> Result<()>
     where
@@ -340,7 +340,7 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// Those common to all typed collectives.
+    /// The errors common to all typed collectives.
     pub fn reduce_scatter_into<S, D>(
         &self,
         source: &S,
@@ -369,7 +369,7 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// Those common to all typed collectives.
+    /// The errors common to all typed collectives.
     #[doc(alias = "ncclAlltoAll")]
     pub fn all_to_all<B: BufferMut + ?Sized>(&self, buffer: &mut B, stream: &Arc<CudaStream>) -> Result<()> {
         self.collective((Collective::AllToAll, None), Source::InPlace, Some(buffer.memory_mut()), None, stream)
@@ -388,7 +388,7 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// Those common to all typed collectives.
+    /// The errors common to all typed collectives.
     pub fn all_to_all_into<S, D>(&self, source: &S, destination: &mut D, stream: &Arc<CudaStream>) -> Result<()>
     where
         S: Buffer + ?Sized,

@@ -1,8 +1,8 @@
 //! Typed messages of an `NcclCommunicator`, single or in groups.
 //!
-//! Before either end of a message queues its part, both send each other 64 bytes: for each pair of ranks, what one
-//! sends to the other in this group and what it receives. So a message call returns once its other end has come. NCCL,
-//! which matches the messages of a pair only by their order, never gets two that differ.
+//! Before either end of a message queues its part, both send each other 64 bytes. These describe, for one pair of
+//! ranks, the messages of the group in both directions. So a message call returns once the other end has been called.
+//! NCCL matches the messages of a pair only by their order, and never gets two that differ.
 
 #![expect(unsafe_code, reason = "addresses of buffers that are borrowed are handed to the device backend")]
 
@@ -24,7 +24,7 @@ use crate::device::{DeviceBackend, Message, NcclCommunicator, Words};
 use crate::error::{Error, Peer, Result};
 
 /// The error text for a buffer in host memory.
-pub(super) const HOST_MEMORY: &str = "is in host memory: an NcclCommunicator works on device memory alone, a Communicator on either";
+pub(super) const HOST_MEMORY: &str = "is in host memory: an NcclCommunicator works only on device memory, a Communicator on both";
 
 /// Messages recorded by [`NcclCommunicator::group`], which has an example. Their buffers are borrowed until the group
 /// has been queued.
@@ -60,7 +60,7 @@ impl<'buffers> NcclGroup<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// Those of [`NcclGroup::send`].
+    /// The errors of [`NcclGroup::send`].
     pub fn recv<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, from: usize) -> Result<()> {
         const CALL: &str = "recv";
         self.comm.check_peer(CALL, from)?;
@@ -75,10 +75,10 @@ impl<'buffers> NcclGroup<'buffers, '_> {
 
 /// # Typed messages
 ///
-/// Both ends compare element type, length, and which messages are queued together, before either queues its part. So
-/// `send` and `recv` return once the other end has come. Ranks that send to each other must do so in a
-/// [`group`](Self::group), with one group at both ends. A difference ends the communicator on both ranks: once each
-/// has received it, or after 2 s.
+/// Before either end queues its part, both compare element type, length, and which messages are queued together. So
+/// `send` and `recv` return once the other end has been called. Ranks that send to each other must do so in a
+/// [`group`](Self::group), with one group at both ends. If something differs, the communicator ends on both ranks, as
+/// soon as each has received the other's values, or after 2 s.
 ///
 /// The comparison costs an exchange of 64 B over NCCL for each pair of ranks, for which both wait. Messages that are
 /// not compared cost nothing extra
@@ -124,7 +124,7 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// Those of [`send`](Self::send).
+    /// The errors of [`send`](Self::send).
     #[doc(alias = "ncclRecv")]
     pub fn recv<B: BufferMut + ?Sized>(&self, buffer: &mut B, from: usize, stream: &Arc<CudaStream>) -> Result<()> {
         self.grouped("recv", stream, |group| group.recv(buffer, from))
@@ -148,7 +148,7 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// Those of the closure, and those of [`send`](Self::send).
+    /// The errors of the closure and of [`send`](Self::send).
     #[doc(alias("ncclGroupStart", "ncclGroupEnd"))]
     pub fn group<'buffers>(&self, stream: &Arc<CudaStream>, record: impl FnOnce(&mut NcclGroup<'buffers, '_>) -> Result<()>) -> Result<()> {
         self.grouped("group", stream, record)
@@ -187,8 +187,9 @@ impl NcclCommunicator {
         queued.and(Communicator::release(resolved.guards, backend, stream, comm.config().timeout))
     }
 
-    /// Makes both ends of messages agree on them. A difference ends the communicator: other pairs of the group may
-    /// have agreed, and rely on it. Returns what the other ends were sent about a capture, if anything.
+    /// Makes both ends of messages agree on them. A difference ends the communicator, because other pairs of the group
+    /// may have agreed and rely on their messages. Returns whether the other ends were notified of a capture, if they
+    /// were notified at all.
     fn agree_on_messages(&self, call: &'static str, messages: &[Message], stream: &CudaStream) -> Result<Option<bool>> {
         let backend = self.backend();
         let mut pairs: Vec<Pair<'_>> = Vec::new();

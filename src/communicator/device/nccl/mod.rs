@@ -1,5 +1,5 @@
-//! Safe calls of an `NcclCommunicator`, which has no host backend: the ranks exchange over NCCL what they have to
-//! agree on.
+//! Safe calls of an `NcclCommunicator`. It has no host backend, so the ranks exchange over NCCL the values that they
+//! have to agree on.
 
 mod agreement;
 mod calls;

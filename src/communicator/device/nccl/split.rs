@@ -1,9 +1,9 @@
-//! Splits and growth of an `NcclCommunicator`. Colours, keys and ids travel over NCCL. The communicators are made
-//! anew:
-//! - What NCCL splits off shares the abort flags of its parent. So each part starts anew, from an id that its first
-//!   rank makes.
-//! - What NCCL grows (`ncclCommGrow`, up to 2.30.7) takes over the resources of a communicator that had a split, and
-//!   counts them wrongly. So a larger communicator starts anew, too.
+//! Splits and growth of an `NcclCommunicator`. Colours, keys and ids travel over NCCL. The communicators are made from
+//! new ids:
+//! - A communicator that NCCL splits off shares the abort flags of its parent. So each part starts from an id that its
+//!   first rank makes.
+//! - A communicator that NCCL grows (`ncclCommGrow`, up to 2.30.7) takes over the resources of a communicator that had
+//!   a split, and counts them wrongly. So a larger communicator also starts from a new id.
 
 use std::ffi::c_char;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// - `Mismatch` if a rank makes another typed call.
+    /// - `Mismatch` if a rank makes a different typed call.
     /// - `Unsupported` once this communicator was shrunk with [`ShrinkMode::Abort`](crate::nccl::ShrinkMode::Abort).
     /// - `Nccl`, `Timeout`, `Poisoned`.
     #[doc(alias = "ncclCommSplit")]
@@ -51,18 +51,18 @@ impl NcclCommunicator {
         device::unique_id(self.backend().comm().library()).map(UniqueId::from_nccl)
     }
 
-    /// Makes a communicator of these ranks, with their numbers, and of new ones, which [`join`](Self::join) it. Pass
-    /// `id` on the one rank that made it. Collective.
+    /// Makes a communicator of these ranks, which keep their numbers, and of new ranks, which [`join`](Self::join) it.
+    /// Only the rank that made the id passes it. Collective.
     ///
     /// # Errors
     ///
     /// - `InvalidArgument` if the world does not become larger, and on all ranks if none or several pass an id.
-    /// - `Mismatch` if a rank makes another typed call.
+    /// - `Mismatch` if a rank makes a different typed call.
     /// - `Nccl`, `Timeout`, `Poisoned`.
     #[doc(alias = "ncclCommGrow")]
     pub fn grow(&self, world_size: usize, id: Option<UniqueId>) -> Result<Self> {
         if world_size <= self.world_size() {
-            let reason = format!("{world_size} ranks are not more than the {} there are", self.world_size());
+            let reason = format!("a world size of {world_size} is not above the current {}", self.world_size());
             return Err(Error::argument(GROW, reason));
         }
         let (deadline, id) = (self.deadline(), id.map(UniqueId::to_nccl));
@@ -73,7 +73,7 @@ impl NcclCommunicator {
         };
         let made: Vec<usize> = (0..said.len()).filter(|rank| said[*rank] != [0; ID_BYTES]).collect();
         let [maker] = made[..] else {
-            return Err(Error::argument(GROW, format!("one rank passes the id that it has made, and here ranks {made:?} do")));
+            return Err(Error::argument(GROW, format!("exactly one rank must pass the id that it created, but ranks {made:?} do")));
         };
         let comm = self.start_anew(&said[maker], self.rank(), world_size, &deadline)?;
         // The new ranks do not know whether an NVLink switch can be used.
@@ -85,7 +85,7 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// Those of [`NcclCommunicator::create`].
+    /// The errors of [`NcclCommunicator::create`].
     pub fn join(context: &Arc<CudaContext>, id: UniqueId, rank: usize, world_size: usize, config: &Config) -> Result<Self> {
         Self::create(context, &[id], rank, world_size, config)
     }
@@ -115,7 +115,7 @@ impl NcclCommunicator {
         let leader = members.first().map_or_else(|| self.rank(), |(_, rank)| *rank);
         let id = said.get(leader).copied().filter(|id| *id != [0; ID_BYTES]);
         let Some(id) = id else {
-            return Err(Error::unsupported(CALL, format!("rank {leader} could not make an id for its part; its own error says why")));
+            return Err(Error::unsupported(CALL, format!("rank {leader} could not create an id for its part; its own error says why")));
         };
         self.start_anew(&id, place, members.len(), deadline).map(Some)
     }
@@ -150,7 +150,7 @@ impl NcclCommunicator {
         Ok(said)
     }
 
-    /// Sends words to the other ranks, and receives those of all.
+    /// Sends words to the other ranks, and returns the words of all ranks.
     fn hear(&self, call: &'static str, words: &Words, deadline: &Deadline) -> Result<Vec<Words>> {
         let heard = self.backend().gather_words(words, &|| call.to_owned(), deadline.remaining())?;
         same_call(call, self.rank(), &heard)?;

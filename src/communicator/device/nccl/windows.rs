@@ -1,6 +1,6 @@
-//! Symmetric windows of an `NcclCommunicator`. Before any rank registers a buffer, the ranks exchange over NCCL
-//! whether each has one, and its length. A refusal on one rank alone would leave the others waiting inside NCCL, and a
-//! refusal by NCCL ends its communicator.
+//! Symmetric windows of an `NcclCommunicator`. Before any rank registers a buffer, each reports over NCCL whether it
+//! has one, and its length. A refusal on one rank alone would leave the others waiting inside NCCL, and a refusal by
+//! NCCL ends its communicator.
 
 #![expect(unsafe_code, reason = "how windows are used in later calls cannot be checked")]
 
@@ -41,7 +41,7 @@ fn agreed(heard: &[Words]) -> Result<()> {
         return Err(differ(other));
     }
     if let Some(rank) = heard.iter().position(refuses) {
-        let reason = format!("rank {rank} has no buffer that can be one: its own error says why. Nobody has registered anything");
+        let reason = format!("rank {rank} has no buffer that can be a window (its own error says why), so no rank has registered anything");
         return Err(Error::unsupported("a window", reason));
     }
     heard.iter().position(|words| words[8..16] != heard[0][8..16]).map_or(Ok(()), |other| Err(differ(other)))
@@ -51,22 +51,21 @@ impl NcclCommunicator {
     /// Opens a symmetric window over a buffer; all ranks do so with buffers of the same length. Needs NCCL 2.27.3.
     ///
     /// The memory must come from [`NcclCommunicator::allocate`] or the driver's `cuMemCreate`: NCCL passes a handle of
-    /// it to the other ranks. A `CudaSlice` does not work, because it comes from a pool. The ranks first compare over
-    /// NCCL, so that all of them get the error if one has no such buffer. The communicator then stays usable, and the
-    /// buffers are dropped.
+    /// it to the other ranks. A `CudaSlice` does not work, because it comes from a pool. The ranks first compare their
+    /// buffers over NCCL, so that all of them get the error if one has no suitable buffer. The communicator then stays
+    /// usable, and the buffers are dropped.
     ///
     /// # Errors
     ///
-    /// - `InvalidArgument` for a buffer of another context, or an empty one.
+    /// - `InvalidArgument` for a buffer of another context, and for an empty buffer.
     /// - `Mismatch` if the lengths differ.
     /// - `Unsupported` for other memory, on every rank, and with an older NCCL.
     /// - `Nccl`, `Timeout`.
     ///
     /// # Safety
     ///
-    /// NCCL accesses the other ranks' windows based on what this rank knows of its own. So all ranks must open their
-    /// windows in the same order. In every call, all ranks must use either the windows that they opened together, or
-    /// none.
+    /// NCCL finds the other ranks' windows from this rank's own window. So all ranks must open their windows in the
+    /// same order. In every call, all ranks must use either the windows that they opened together, or none.
     #[doc(alias = "ncclCommWindowRegister")]
     pub unsafe fn window<T: Data, B: Registrable<Element = T>>(&self, buffer: B) -> Result<Window<T, B>> {
         let (backend, timeout) = (self.backend(), self.config().timeout);
@@ -81,7 +80,7 @@ impl NcclCommunicator {
         suits?;
         agreed(&heard)?;
         // From here on the others register their windows and wait for this rank's. A refusal on this rank alone ends
-        // the communicator. A function that the library lacks is lacking on all ranks.
+        // the communicator. If the library lacks a function, it does so on all ranks.
         let opened = Window::new(backend.comm(), buffer, &Deadline::after(timeout));
         opened.inspect_err(|error| {
             if !error.is_unsupported() {

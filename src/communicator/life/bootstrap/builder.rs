@@ -1,4 +1,4 @@
-//! Joining a job: by the environment, a URL, a store, or as threads of this process.
+//! Joining a job: through the environment, a URL or a store, or as threads of this process.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -25,8 +25,8 @@ use crate::error::{Error, Peer, Result};
 use crate::observe::LIFE;
 use crate::rendezvous::{self, JobStore, MemoryStore, PrefixStore, Rendezvous, Store};
 
-/// The settings of a communicator before it is made: each is a field of [`Config`]; in addition, whether it has a
-/// device. See [`Communicator::builder`].
+/// The settings of a communicator before it is made. Each is a field of [`Config`], except whether the communicator has
+/// a device. See [`Communicator::builder`].
 ///
 /// ```
 /// # use collectives::{Communicator, Transport};
@@ -59,7 +59,7 @@ impl Communicator {
     }
 
     /// Joins the job that the environment describes: by the variables of torchrun, collrun, Slurm, Open MPI, PMI or a
-    /// Kubernetes indexed job. Waits until every rank has come.
+    /// Kubernetes indexed job. Waits until every rank has joined.
     ///
     /// ```no_run
     /// # use collectives::Communicator;
@@ -74,7 +74,7 @@ impl Communicator {
     ///
     /// - `Config` if variables are missing or malformed.
     /// - `Conflict` if ranks contradict each other.
-    /// - `Timeout`, naming the ranks that have not come.
+    /// - `Timeout`, which names the ranks that have not joined.
     #[doc(alias = "init_process_group")]
     pub fn from_env() -> Result<Self> {
         Self::builder().from_env()
@@ -92,7 +92,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those of [`Communicator::from_env`].
+    /// The errors of [`Communicator::from_env`].
     pub fn from_url(url: &str) -> Result<Self> {
         Self::builder().from_url(url)
     }
@@ -122,7 +122,8 @@ impl Communicator {
         Self::builder().local(world_size)
     }
 
-    /// Runs `program` on `world_size` threads, each a rank of one new group, and returns what they return, in rank order.
+    /// Runs `program` on `world_size` threads, each of which is a rank of one new group. Returns their results in rank
+    /// order.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -133,8 +134,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The error of a rank that failed by itself, if there is one; otherwise the first rank's. A rank that panics is
-    /// reported as lost.
+    /// The error of a rank that failed by itself, if there is one; otherwise the error of the first rank that failed. A
+    /// rank that panics is reported as lost.
     pub fn run_local<R: Send>(world_size: usize, program: impl Fn(&Communicator) -> Result<R> + Sync) -> Result<Vec<R>> {
         Self::builder().run_local(world_size, program)
     }
@@ -165,16 +166,16 @@ impl Builder {
         self
     }
 
-    /// Gives the communicator a device backend if there is a GPU for every rank. Otherwise it has none, and
-    /// [`Communicator::why_no_device`] returns the reason. Every rank must make the same choice.
+    /// Gives the communicator a device backend if there is a GPU for every rank. Otherwise the communicator has none,
+    /// and [`Communicator::why_no_device`] returns the reason. Every rank must make the same choice.
     #[cfg(feature = "cuda")]
     pub fn device(mut self, choice: DeviceChoice) -> Self {
         self.device = Some(DeviceRequest { choice, required: false });
         self
     }
 
-    /// Requires a device backend, chosen as with [`device`](Self::device). Without one there is no communicator: every
-    /// rank gets `NoDevice`, with the reason.
+    /// Requires a device backend, chosen as with [`device`](Self::device). If there can be no device backend, no
+    /// communicator is made: every rank gets `NoDevice`, with the reason.
     #[cfg(feature = "cuda")]
     pub fn require_device(mut self, choice: DeviceChoice) -> Self {
         self.device = Some(DeviceRequest { choice, required: true });
@@ -185,7 +186,7 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// Those of [`Communicator::from_env`].
+    /// The errors of [`Communicator::from_env`].
     pub fn from_env(self) -> Result<Communicator> {
         self.from_url("env://")
     }
@@ -194,7 +195,7 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// Those of [`Communicator::from_url`].
+    /// The errors of [`Communicator::from_url`].
     pub fn from_url(mut self, url: &str) -> Result<Communicator> {
         let rendezvous: Rendezvous = url.parse()?;
         self.config = self.config.with_environment()?;
@@ -209,7 +210,7 @@ impl Builder {
         let keeps = self.config.keep_store;
         let watch = server.as_ref().map(|server| {
             let lack = server.lack();
-            Box::new(move || lack.get().map(|lack| format!("rank 0, which serves the job's store, cannot let the others in: {lack}")))
+            Box::new(move || lack.get().map(|lack| format!("rank 0, which serves the job's store, cannot accept the other ranks: {lack}")))
                 as PeerWatch
         });
         let comm = self.connect(store, rank, world_size, local_address, watch, &deadline);
@@ -224,15 +225,15 @@ impl Builder {
         comm
     }
 
-    /// Joins over a store that all ranks share. A store serves one communicator: for each further one, use a
-    /// [`PrefixStore`] with its own prefix on it.
+    /// Joins over a store that all ranks share. A store serves one communicator. For each further communicator, put a
+    /// [`PrefixStore`] with a new prefix over the store.
     ///
     /// If the ranks are on several hosts, set [`Config::listen_address`] to an address at which peers reach this rank.
     /// A store does not provide one, so the loopback interface is assumed.
     ///
     /// # Errors
     ///
-    /// Those of [`Communicator::from_env`].
+    /// The errors of [`Communicator::from_env`].
     pub fn with_store(mut self, store: Arc<dyn Store>, rank: usize, world_size: usize) -> Result<Communicator> {
         self.config = self.config.with_environment()?;
         let deadline = Deadline::after(self.config.timeout);
@@ -240,8 +241,8 @@ impl Builder {
         self.connect(store, rank, world_size, None, None, &deadline).inspect(|comm| comm.keep_store(kept))
     }
 
-    /// Connects this rank with the others that meet at a store, which it reaches from `from`; then connects their
-    /// devices.
+    /// Connects this rank with the others that meet at a store, then connects their devices. This rank reaches the
+    /// store from the address `from`.
     fn connect(
         self,
         store: Arc<dyn Store>,
@@ -256,7 +257,7 @@ impl Builder {
         let comm = connect_over_store(Arc::clone(&store), start, watch, deadline).inspect_err(|error| {
             // The others would wait for this rank. Errors that they receive or detect themselves need no notification.
             if matches!(error, Error::Io { .. }) {
-                call_off(&*store, &Error::Conflict { reason: format!("rank {rank} cannot go on: {error}") });
+                call_off(&*store, &Error::Conflict { reason: format!("rank {rank} cannot continue: {error}") });
             }
         })?;
         #[cfg(feature = "cuda")]
@@ -270,7 +271,7 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// Those of [`Communicator::local`].
+    /// The errors of [`Communicator::local`].
     pub fn local(self, world_size: usize) -> Result<Vec<Communicator>> {
         if world_size == 0 {
             return Err(Error::argument("local", "a group has at least one rank"));
@@ -285,12 +286,12 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// Those of [`Communicator::run_local`].
+    /// The errors of [`Communicator::run_local`].
     pub fn run_local<R: Send>(self, world_size: usize, program: impl Fn(&Communicator) -> Result<R> + Sync) -> Result<Vec<R>> {
         let comms = self.local(world_size)?;
-        // A rank without a thread drops its communicator, so its peers lose it.
+        // If a rank gets no thread, its communicator is dropped, so its peers lose the rank.
         let results = on_threads("run_local", comms, |comm| program(&comm), |_| {});
-        // A rank's own error explains more than its peers' reports that they lost it.
+        // A rank's own error explains more than the reports of peers that lost this rank.
         let own = |(rank, result): (usize, &Result<R>)| match result {
             Ok(_) => false,
             Err(Error::PeerLost { peer, .. }) => peer.rank == rank,
@@ -306,7 +307,7 @@ impl Builder {
 /// Makes the device backend that was requested.
 #[cfg(feature = "cuda")]
 fn connect_device(comm: &Communicator, request: &DeviceRequest) -> Result<()> {
-    // All ranks are here: the time that late ranks took of the deadline is not taken from NCCL's.
+    // All ranks have joined. The time for NCCL starts now, so late ranks do not shorten it.
     let began = Instant::now();
     comm.connect_device(request, &Deadline::after(comm.timeout()))?;
     if comm.device().is_some() {
@@ -319,8 +320,8 @@ fn connect_device(comm: &Communicator, request: &DeviceRequest) -> Result<()> {
 /// How often this process has joined at an agent's store, by the store and the rank.
 static RENDEZVOUS_COUNTS: Mutex<BTreeMap<(String, usize), u64>> = Mutex::new(BTreeMap::new());
 
-/// Returns the key prefix of one rendezvous at an agent's store. The store outlives the communicator, so the next one
-/// of the same process needs its own keys. Every rank counts in the same way.
+/// Returns the key prefix of one rendezvous at an agent's store. The store outlives the communicator, so the process's
+/// next communicator needs its own keys. Every rank counts in the same way.
 fn rendezvous_prefix(agent: String, rank: usize) -> String {
     let mut counts = event::lock(&RENDEZVOUS_COUNTS);
     let number = counts.entry((agent, rank)).or_default();

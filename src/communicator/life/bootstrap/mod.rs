@@ -1,37 +1,38 @@
-//! Start-up: how the ranks of a new communicator find each other, what they exchange, and how they are connected.
+//! Start-up: the ranks of a new communicator find each other, exchange facts, and connect.
 //!
 //! There are two steps. They are the same for a new job, a split, a shrink and a device backend:
 //! - Ranks *exchange* small blobs (`Exchange`): over the store at which a job meets (`store.rs`), or over the
 //!   communicator that a new one is made from (`parent.rs`).
-//! - Then they *connect*: each makes its backends from what all have sent.
+//! - Then they *connect*: each rank makes its backends from the blobs that all ranks have sent.
 //!
 //! `builder.rs` finds the job and its store.
 //!
 //! # A job
 //!
 //! Each rank claims its number at the store, and writes its world size. Contradictions are written under one key that
-//! every rank reads while it waits, so all are notified. Facts then travel in four exchanges. Rank 0 collects all
-//! blobs and publishes them as one value, so the number of store messages grows as n. After a last barrier no rank
-//! needs the store, and rank 0 stops serving it, unless it is kept for the program (`kept_store.rs`).
+//! every rank reads while it waits, so every rank learns of them. Facts then travel in four exchanges. Rank 0 collects
+//! all blobs and publishes them as one value, so the number of store messages grows as n. After a last barrier no rank
+//! needs the store, and rank 0 stops serving it, unless the store is kept for the program (`kept_store.rs`).
 //!
 //! # Authentication
 //!
 //! If the job has a secret, a connection begins with a proof by both ends (`authentication/`): `Initiator` and
-//! `Responder` consume and produce bytes, and use no sockets. Three listeners run one for each connection, separate
-//! from the proven ones: the store's server, the listener of a rank, and the one of shared memory. A silent connection
-//! occupies a descriptor for a bounded time and delays no other: at most 512, 256 and 64 exist at a time. At that
-//! limit, those that were silent for longer than 100 to 200 ms are closed. Between ranks the hello is part of what is
-//! proven. Facts carry an HMAC too: it detects a rank with another secret at a store that proves nothing, and names it
-//! on every rank. Without a secret not one more byte is sent, except for shared memory: its key is then a random
-//! number, which the exchange carries.
+//! `Responder` consume and produce bytes, and use no sockets. Three listeners run a `Responder` for each connection,
+//! and keep unproven connections separate from proven ones: the store's server, a rank's listener, and the listener for
+//! shared memory. A silent connection occupies a descriptor for a bounded time and delays no other connection. At most
+//! 512, 256 and 64 unproven connections exist at a time. At that limit, connections that were silent for longer than
+//! 100 to 200 ms are closed. Between ranks, the proof covers the hello. Facts carry an HMAC too. It detects a rank with
+//! a different secret even at a store that demands no proof, and every rank's error names that rank. Without a secret,
+//! no additional bytes are sent. Shared memory is the exception: its key is then a random number, which the exchange
+//! carries.
 //!
 //! # Missing resources
 //!
-//! A listener without a descriptor for a new connection pauses, since a flood of unproven connections may be the
-//! cause. If there are no unproven connections and the shortage lasts, the cause is a limit of the process itself
-//! (`Admission::starved`), and the waiting parties are notified: a client by a last message for which a descriptor is
-//! reserved, rank 0 by its store's server, a rank by its own listener. If the system refuses to share memory, all
-//! ranks of that host use TCP (`host/shm/group.rs`).
+//! A listener without a descriptor for a new connection pauses, since a flood of unproven connections may be the cause.
+//! If there are no unproven connections and the shortage lasts, the cause is a limit of the process itself
+//! (`Admission::starved`), and the waiting parties are notified. A client gets a last message, for which a descriptor
+//! is reserved; rank 0 is notified by its store's server, and a rank by its own listener. If the system refuses to
+//! share memory, all ranks of that host use TCP (`host/shm/group.rs`).
 
 mod builder;
 mod parent;
@@ -56,12 +57,12 @@ use crate::host::exchange::Exchange;
 use crate::observe::{LIFE, Observers, TraceLog, Watch};
 use crate::rendezvous::Store;
 
-/// What a new communicator is made from.
+/// The origin of a new communicator.
 pub(in crate::communicator) enum Origin {
     /// A new job, in which this rank can be found at this listener.
     Job(RecoveryListener),
-    /// An older communicator: its recovery group, the ranks' numbers in the job, the new one's name, and the log of
-    /// traces.
+    /// An older communicator: its recovery group, the ranks' numbers in the job, the name of the new communicator, and
+    /// the log of traces.
     Communicator { recovery: RecoveryGroup, world_ranks: Arc<[usize]>, name: String, trace: Option<Arc<TraceLog>> },
 }
 
@@ -75,8 +76,8 @@ pub(in crate::communicator) struct Start {
     pub(in crate::communicator) origin: Origin,
 }
 
-/// Connects the ranks that meet at a store. Once it returns, they no longer need the store. `watch` detects ranks that
-/// are gone meanwhile.
+/// Connects the ranks that meet at a store. Once it returns, they no longer need the store. Meanwhile, `watch` detects
+/// ranks that are gone.
 pub(in crate::communicator) fn connect_over_store(
     store: Arc<dyn Store>,
     start: Start,
@@ -100,7 +101,7 @@ pub(in crate::communicator) fn connect_over_store(
     Ok(comm)
 }
 
-/// Connects the ranks of an exchange, and makes this one's communicator. The others may not have finished yet.
+/// Connects the ranks of an exchange, and makes this rank's communicator. The others may not have finished yet.
 pub(in crate::communicator) fn connect(exchange: &mut dyn Exchange, start: Start, deadline: &Deadline) -> Result<Communicator> {
     let Start { rank, world_size, config, listen, origin } = start;
     let recovery_listener = match &origin {

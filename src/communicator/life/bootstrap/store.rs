@@ -19,10 +19,10 @@ use crate::rendezvous::{self, Missing, Store};
 /// The key under which contradictions are written.
 const CONFLICT: &str = "collectives/conflict";
 
-/// The key under which the first rank writes the world size, and which rank claims it.
+/// The key under which the first rank writes the world size, and its own number.
 const WORLD: &str = "collectives/world";
 
-/// The key that counts ranks as they come.
+/// The key that counts ranks as they join.
 const COME: &str = "collectives/come";
 
 /// The most ranks of a world; a larger number is a mistake in a variable.
@@ -66,12 +66,12 @@ impl StoreExchange {
         }
         if exchange.store.add(&format!("collectives/claim/{rank}"), 1)? > 1 {
             let other = exchange.introduction(rank, deadline.remaining().min(Duration::from_secs(1)));
-            let other = other.unwrap_or_else(|| "one that did not say who it is".to_owned());
+            let other = other.unwrap_or_else(|| "one that gave no host and pid".to_owned());
             return Err(exchange.contradict(&format!("rank {rank} is claimed by two processes: {other}; and {me}")));
         }
         exchange.store.set(&who_key(rank), me.as_bytes())?;
         exchange.store.add(COME, 1)?;
-        let mine = format!("{world_size} ranks, says rank {rank} ({me})");
+        let mine = format!("{world_size} ranks according to rank {rank} ({me})");
         let first = exchange.store.compare_set(WORLD, b"", mine.as_bytes())?;
         let first = String::from_utf8_lossy(&first).into_owned();
         if first.split(' ').next() != Some(world_size.to_string().as_str()) {
@@ -110,35 +110,35 @@ impl StoreExchange {
         }
     }
 
-    /// Returns the error of a deadline, with the ranks that came and those that did not.
+    /// Returns the error for a deadline that has passed, with the ranks that joined and those that did not.
     fn late(&self, deadline: &Deadline) -> Error {
-        let mut doing = format!("rank {} waiting for the {} ranks of the job to come", self.rank, self.world_size);
+        let mut doing = format!("rank {} waiting for the {} ranks of the job to join", self.rank, self.world_size);
         let attendance = self.attendance().unwrap_or_else(|error| {
-            doing += &format!(" (who has not come cannot be told: {error})");
+            doing += &format!(" (which ranks have not joined is unknown: {error})");
             Attendance::default()
         });
         let Attendance { mut missing, mut arrived } = attendance;
         if missing.is_empty() && !arrived.is_empty() {
-            doing = format!("rank {}, with all {} ranks of the job there, waiting for them to connect", self.rank, self.world_size);
+            doing = format!("rank {}, after all {} ranks of the job have joined, waiting for them to connect", self.rank, self.world_size);
             (missing, arrived) = self.divided(arrived);
         }
         Error::Timeout { doing, elapsed: deadline.elapsed(), missing, arrived, meanwhile: Vec::new() }
     }
 
-    /// Divides ranks that came into those that have stopped since, and the others.
+    /// Divides ranks that joined into those that have stopped since, and the others.
     fn divided(&self, came: Vec<Peer>) -> (Vec<Peer>, Vec<Peer>) {
         let keys: Vec<String> = came.iter().map(|peer| self.blob_key(peer.rank)).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         let limit = Deadline::after(FINDING_OUT);
         let found = rendezvous::missing(&keys, &mut || !limit.has_passed(), &mut |keys| self.store.check(keys));
         let absent: BTreeSet<&str> = found.map(|found| found.absent.into_iter().collect()).unwrap_or_default();
-        // If no blob is missing, only rank 0's collection of them is: rank 0 has stopped.
+        // If no blob is missing, only rank 0's collection of the blobs can be: so rank 0 has stopped.
         let (none, is_rank_0) = (absent.is_empty(), |peer: &Peer| peer.rank == 0);
         came.into_iter().partition(|peer| if none { is_rank_0(peer) } else { absent.contains(&*self.blob_key(peer.rank)) })
     }
 
-    /// Returns which ranks came and which did not. Deadlines pass on all ranks at once, so one rank determines this
-    /// for all, and writes it to the store. The result is valid until another rank comes.
+    /// Returns which ranks joined and which did not. Deadlines pass on all ranks at once, so one rank determines this
+    /// for all, and writes it to the store. The result is valid until another rank joins.
     fn attendance(&self) -> Result<Attendance> {
         let come = self.store.add(COME, 0)?;
         let (key, me) = (format!("collectives/late/{come}"), self.rank.to_string());
@@ -155,7 +155,7 @@ impl StoreExchange {
         Ok(attendance)
     }
 
-    /// Reads from the store which ranks came, and the host and process of some of them.
+    /// Reads from the store which ranks joined, and the host and process of some of them.
     fn find_out(&self) -> Result<Attendance> {
         let keys: Vec<String> = (0..self.world_size).map(who_key).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
@@ -199,8 +199,7 @@ impl StoreExchange {
     }
 }
 
-/// The ranks that have come to a start, and those that have not. A rank whose state could not be determined is in
-/// neither list.
+/// The ranks that have joined, and those that have not. A rank whose state could not be determined is in neither list.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Attendance {
     missing: Vec<Peer>,
@@ -266,12 +265,12 @@ fn peer(rank: usize, said: &str) -> Peer {
     }
 }
 
-/// Puts a blob behind its length, so that the value is never empty and ends where the next begins.
+/// Puts the length of a blob before it. So the value is never empty, and it is known where the next blob begins.
 fn measured(blob: &[u8]) -> Vec<u8> {
     [&(blob.len() as u32).to_le_bytes(), blob].concat()
 }
 
-/// Splits a sequence of blobs, each behind its length.
+/// Splits a sequence of blobs, each preceded by its length.
 fn split_blobs(mut bytes: &[u8], expected: usize) -> Result<Vec<Vec<u8>>> {
     let malformed = |reason: &str| Error::Protocol { with: "the store of this job".to_owned(), reason: reason.to_owned() };
     let mut blobs = Vec::new();

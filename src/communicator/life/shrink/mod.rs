@@ -1,39 +1,38 @@
-//! A new communicator of the remaining ranks.
+//! Makes a new communicator of the remaining ranks.
 //!
 //! # Design
 //!
 //! The store of the start may have died with rank 0. So every rank of a job has a *recovery listener* (`recovery.rs`):
 //! a port at which it listens from the start and serves nothing. A refused connection means that the process is gone,
-//! an accepted one that it is not. No answer means neither.
+//! and an accepted one that it lives. No answer proves neither.
 //!
-//! The lowest survivor leads. It opens its recovery listener, which becomes a store, and opens a round there. The
-//! others join it, and send which ranks they had given up. The leader waits for every rank that it has no reason to
-//! consider gone, then publishes the members. They connect over its store as at the start of a job. If a rank dies
-//! meanwhile, even the leader, the round fails for all, and another begins. A leader steps back if it finds a lower
-//! rank leading.
+//! The lowest survivor leads. The leader turns its recovery listener into a store, and opens a round there. The others
+//! join the round, and report which ranks they had given up. The leader waits for every rank that it has no reason to
+//! consider gone, then publishes the members. These connect over the leader's store, as at the start of a job. If a
+//! rank dies meanwhile, even the leader, the round fails for all, and another begins. A leader steps back if it finds a
+//! lower rank leading.
 //!
-//! - **Stopped and unreachable ranks** cannot be distinguished from slow ones. The failed communicator gives hints: a
-//!   rank that others gave up waiting for is waited for during one second. It may not be the cause (another rank may
-//!   have delayed it), and ranks may know different things, so it is accepted if it comes in time. Once the others are
-//!   complete it gets `LeftBehind`, even if it wakes up much later and would lead: the recovery listeners of the ranks
-//!   that went on stay open and report it.
-//! - **The ranks never split.** Each member reports at its own recovery listener that it has gone on. A rank that is
-//!   about to close a round reports so before it looks at the others' recovery listeners. It may have been stopped
-//!   right after it looked, and given up. So before `shrink` returns, each member reports that it goes on, and looks
-//!   once more at the recovery listeners of all non-members. It repeats this if looking took too long. If ranks cannot
-//!   be reached, only the larger part of the ranks not known to be dead goes on, and of two halves the one with the
-//!   lowest rank. A host that loses its power counts as unreachable, so of two hosts the second cannot go on without
-//!   the first.
-//! - **This is tested, not only argued**: all that a shrink needs from its environment is a trait (`protocol.rs`). The
-//!   tests simulate that environment, with its own clock, deaths, sleeps and network cuts, in an order drawn from a
-//!   seed.
-//! - **Assumption**: a refused connection means that a process is gone. With a firewall that refuses connections to
-//!   hosts that it cuts off, both sides go on. A forked child without `exec` keeps its parent's recovery listener, so
-//!   a dead parent looks alive until the others have finished waiting for it. A stopped rank that wakes after all the
-//!   others have ended finds no rank, and goes on alone. So does one that comes late while the ranks that left it
-//!   behind are unreachable or stopped.
-//! - Splits of a communicator share the recovery listeners of the one they came from. Keys contain the failed
-//!   communicator's random number.
+//! - **Stopped and unreachable ranks** cannot be distinguished from slow ones. The failed communicator gives hints: if
+//!   others gave up waiting for a rank, the leader waits for it for only one second. That rank may not be the cause
+//!   (another may have delayed it), and ranks may know different things, so it is accepted if it joins in time. If it
+//!   joins after the round has closed it gets `LeftBehind`, even if it wakes up much later and would lead: the recovery
+//!   listeners of the ranks that continued stay open and report this.
+//! - **The ranks never split.** Each member reports at its own recovery listener that it has continued. A rank that is
+//!   about to close a round reports that before it looks at the others' recovery listeners. But it may be stopped right
+//!   after it has looked, and the others may give it up. So before `shrink` returns, each member reports that it
+//!   continues, and looks once more at the recovery listeners of all non-members. It repeats this if looking took too
+//!   long. If ranks cannot be reached, only the larger part of the ranks not known to be dead continues; of two halves,
+//!   the one with the lowest rank. A host that loses its power counts as unreachable, so of two hosts the second cannot
+//!   continue without the first.
+//! - **This is tested, not only argued**: a trait (`protocol.rs`) contains everything that a shrink needs from its
+//!   environment. The tests simulate this environment: a clock, and deaths, sleeps and network cuts in an order drawn
+//!   from a seed.
+//! - **Assumption**: a refused connection means that a process is gone. If a firewall cuts hosts off and refuses
+//!   connections to them, both sides continue. A forked child without `exec` keeps its parent's recovery listener, so a
+//!   dead parent looks alive until the others have finished waiting for it. A stopped rank that wakes after all the
+//!   others have ended finds no rank, and continues alone. So does a late rank if the ranks that left it behind are
+//!   unreachable or stopped.
+//! - Splits of a communicator share its recovery listeners. Keys contain the failed communicator's random number.
 
 mod protocol;
 mod status;
@@ -63,19 +62,19 @@ use protocol::{Given, GroupSetup, Shrinking, World};
 
 impl Communicator {
     /// Makes a new communicator of the remaining ranks, in their old order and numbered from 0 without gaps. It works
-    /// after a lost peer, a timeout or an abort has ended this communicator. Every remaining rank must call it. A
-    /// communicator that has not ended is ended by it; peers that are inside a call get `Aborted` and should call it
-    /// too.
+    /// after a lost peer, a timeout or an abort has ended this communicator. Every remaining rank must call it. If the
+    /// communicator has not ended yet, this ends it; peers that are inside a call get `Aborted` and should also call
+    /// `shrink`.
     ///
-    /// Ranks whose process is gone are left out at once, as are those that had closed this communicator. A rank whose
-    /// lateness ended this one is waited for during one second, any other rank during half the
-    /// [`timeout`](Self::timeout). A rank that dies meanwhile is left out too. If ranks cannot be reached at all, for
-    /// example because a network is cut, only the larger part goes on, or of two halves the one with the lowest rank.
-    /// Neither the store of the start nor rank 0 is needed.
+    /// Ranks whose process is gone are left out at once, as are those that had closed this communicator. `shrink` waits
+    /// one second for a rank whose lateness ended this communicator, and half the [`timeout`](Self::timeout) for any
+    /// other rank. A rank that dies meanwhile is left out too. If ranks cannot be reached at all, for example because a
+    /// network is cut, only the larger part continues; of two halves, the one with the lowest rank. Neither rank 0 nor
+    /// the store at which the job met is needed.
     ///
-    /// The new communicator has this one's settings and, if this one had it, a device backend on the same GPU. Buffers
-    /// from [`alloc`](Self::alloc) stay with this one. Cost: about ten store requests for each rank, and the cost of a
-    /// start.
+    /// The new communicator has the same settings and, if this one had a device backend, one on the same GPU. Buffers
+    /// from [`alloc`](Self::alloc) stay with this one. Each rank makes about ten store requests, and then starts as at
+    /// the beginning of a job.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -91,16 +90,16 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// - `LeftBehind` if the others went on without this rank.
+    /// - `LeftBehind` if the others continued without this rank.
     /// - `Timeout` if they did not agree.
     /// - `Unsupported` if this rank could not listen when the job began.
-    /// - Those of a start.
+    /// - The errors of joining a job (see [`Communicator::from_env`]).
     #[doc(alias("ncclCommShrink", "MPIX_Comm_shrink", "shrink_group"))]
     pub fn shrink(&self) -> Result<Self> {
         if self.core.shared.health.is_foreign() {
             return Err(forked("shrink".to_owned()));
         }
-        // A rank takes part once: its other threads find that it has.
+        // A rank takes part once; its other threads find that it already has.
         let shrunk = self.core.shrinking.with(self.timeout(), |()| self.shrink_host());
         let comm = shrunk.unwrap_or_else(|why| Err(self.no_turn("shrink", why)))?;
         #[cfg(feature = "cuda")]
@@ -116,7 +115,7 @@ impl Communicator {
         Shrinking::new(self, self.rank(), prefix, self.timeout(), self.given_up()).run()
     }
 
-    /// Returns which ranks the end of this communicator reports as missing.
+    /// Returns the ranks that were reported as missing when this communicator ended.
     fn given_up(&self) -> Given {
         let health = &self.core.shared.health;
         let mut doubts: BTreeSet<usize> = health.late_ranks().into_iter().collect();
@@ -145,7 +144,7 @@ impl Communicator {
     }
 
     /// Gives a shrunk communicator the GPU of this one. If a rank is lost meanwhile, the new communicator is shrunk
-    /// once more: the others have already gone on without this one.
+    /// once more: the others have already left the old one behind.
     #[cfg(feature = "cuda")]
     fn with_device_of_this(&self, mut comm: Self) -> Result<Self> {
         let Some(device) = self.device() else { return Ok(comm) };

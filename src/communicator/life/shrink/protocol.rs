@@ -1,4 +1,5 @@
-//! The protocol of a shrink: which rank leads, which ranks join, when a round is closed, and which ranks may go on.
+//! The protocol of a shrink. It determines which rank leads, which ranks join, when a round is closed, and which ranks
+//! may continue.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,9 +20,9 @@ enum Leader {
     Other(usize, Arc<dyn Store>),
 }
 
-/// What a shrink needs from its environment. Ranks are those of the old communicator.
+/// The environment of a shrink. All ranks are numbers in the old communicator.
 pub(super) trait World {
-    /// What the members get in the end: a communicator.
+    /// The result for the members: a communicator.
     type Connected;
 
     /// Returns the ranks.
@@ -30,7 +31,7 @@ pub(super) trait World {
     /// Finds out whether a rank's process lives.
     fn probe(&self, rank: usize) -> Probe;
 
-    /// Returns the store behind a rank's recovery listener; `None` if that is closed or cannot be reached.
+    /// Returns the store behind a rank's recovery listener; `None` if the listener is closed or cannot be reached.
     fn visit(&self, rank: usize) -> Option<Arc<dyn Store>>;
 
     /// Opens this rank's own recovery listener, and returns the store behind it.
@@ -49,7 +50,7 @@ pub(super) struct GroupSetup<'a> {
     pub(super) members: &'a [usize],
     /// This rank's number among them.
     pub(super) place: usize,
-    /// Whether it watches for deaths meanwhile.
+    /// Whether this rank watches for deaths meanwhile.
     pub(super) leads: bool,
     pub(super) deadline: &'a Deadline,
 }
@@ -57,9 +58,9 @@ pub(super) struct GroupSetup<'a> {
 /// The ranks that were given up before a shrink begins.
 #[derive(Debug, Default)]
 pub(super) struct Given {
-    /// Ranks that another rank has given up waiting for: they are not waited for long.
+    /// Ranks that another rank has given up waiting for: the wait for them is short.
     pub(super) doubts: BTreeSet<usize>,
-    /// Ranks that have closed the communicator, and are not waited for.
+    /// Ranks that have closed the communicator: there is no wait for them.
     pub(super) left: BTreeSet<usize>,
 }
 
@@ -109,7 +110,7 @@ impl<'a, W: World> Shrinking<'a, W> {
         self.round_key(round, &format!("join/{rank}"))
     }
 
-    /// Whether others have been waited for long enough.
+    /// Whether this rank has waited long enough for others.
     fn is_impatient(&self) -> bool {
         self.deadline.elapsed() >= self.deadline.remaining()
     }
@@ -124,13 +125,13 @@ impl<'a, W: World> Shrinking<'a, W> {
     }
 
     fn late(&self) -> Error {
-        let doing = "shrink: agreeing on who is left".to_owned();
+        let doing = "shrink: agreeing on the surviving ranks".to_owned();
         let (missing, arrived) = self.world.peers().iter().cloned().partition(|peer: &Peer| self.gone.contains(&peer.rank));
         Error::Timeout { doing, elapsed: self.deadline.elapsed(), missing, arrived, meanwhile: Vec::new() }
     }
 
-    /// Returns what a rank publishes about this shrink at its recovery listener, and the store behind that; `None` if
-    /// it is closed, or has nothing.
+    /// Returns what a rank publishes about this shrink at its recovery listener, and the store behind the listener;
+    /// `None` if the listener is closed, or the store contains nothing about it.
     fn visit(&self, rank: usize) -> Option<(Status, Arc<dyn Store>)> {
         let store = self.world.visit(rank)?;
         Some((self.read_status(&*store).ok()??, store))
@@ -167,11 +168,11 @@ impl<'a, W: World> Shrinking<'a, W> {
         self.gone.contains(&rank)
     }
 
-    /// Returns the lowest rank that leads, or this one if every lower one is gone or not to be waited for; `None` once
-    /// the deadline has passed.
+    /// Returns the lowest rank that leads, or this rank if every lower one is gone or need not be waited for; `None`
+    /// once the deadline has passed.
     ///
-    /// Looking at a rank that lives and does not serve takes a while. So usually only the lowest rank, which should
-    /// lead, is looked at.
+    /// Visiting a rank that lives but serves no store takes a while. So usually only the lowest rank is visited,
+    /// because it should lead.
     fn find_leader(&mut self) -> Option<Leader> {
         let (began, mut pause, mut given_up) = (self.deadline.elapsed(), PAUSE, None::<Duration>);
         let limit = self.deadline.limit();
@@ -192,7 +193,7 @@ impl<'a, W: World> Shrinking<'a, W> {
             if self.deadline.has_passed() {
                 return None;
             }
-            // One after another: the next rank may be about to lead, having given up the same one.
+            // One rank after another: the next rank may have given up the same one, and be about to lead.
             if self.is_impatient() && given_up.is_none_or(|since| self.since(since) >= LONG.min(limit / 8)) {
                 self.given.doubts.insert(awaited[0]);
                 (given_up, pause) = (Some(self.deadline.elapsed()), PAUSE);
@@ -227,9 +228,9 @@ impl<'a, W: World> Shrinking<'a, W> {
                 // A rank that is not a member may join another round if this one fails.
                 Status::Open(_) | Status::Claim(_) | Status::Members(..) => {}
                 Status::Over(members) => {
-                    return Err(self.left_behind(&format!("ranks {members:?} went on without it")));
+                    return Err(self.left_behind(&format!("ranks {members:?} continued without this rank")));
                 }
-                Status::Refused => return Err(self.left_behind(&format!("rank {leader} found that others may have gone on"))),
+                Status::Refused => return Err(self.left_behind(&format!("rank {leader} found that other ranks may have continued"))),
             }
             self.world.pause(PAUSE);
         }
@@ -248,7 +249,9 @@ impl<'a, W: World> Shrinking<'a, W> {
     fn lead(&mut self) -> Result<Option<W::Connected>> {
         let store = self.world.host()?;
         let round = match self.read_status(&*store)? {
-            Some(Status::Over(members)) => return Err(self.left_behind(&format!("it has become one of {members:?} already"))),
+            Some(Status::Over(members)) => {
+                return Err(self.left_behind(&format!("this rank is already one of ranks {members:?}, which continued")));
+            }
             _ => store.add(&self.key("rounds"), 1)?.unsigned_abs(),
         };
         self.say(&*store, &Status::Open(round))?;
@@ -261,7 +264,7 @@ impl<'a, W: World> Shrinking<'a, W> {
         });
         match outcome {
             Ok(Some(comm)) => Ok(Some(comm)),
-            // Even if a member was lost: this rank may lead again in a moment, or follow another.
+            // Even if a member was lost, this rank may lead again in a moment, or follow another.
             Ok(None) => self.say(&*store, &Status::SteppedBack).map(|()| None),
             Err(error) => {
                 // The ranks that wait here must not wait without need.
@@ -288,7 +291,7 @@ impl<'a, W: World> Shrinking<'a, W> {
             let has_waited = self.since(began) >= GRACE;
             if present.is_empty() || has_waited && (self.is_impatient() || present.iter().all(|rank| self.given.doubts.contains(rank))) {
                 self.say(store, &Status::Claim(round))?;
-                // If it has taken long, ranks that had joined may have gone on with others.
+                // If this has taken long, ranks that had joined may have continued with others.
                 let all: Vec<usize> = (0..self.world.peers().len()).filter(|rank| *rank != self.me && !self.gone.contains(rank)).collect();
                 self.refuse_to_split(if self.since(began) >= LONG { &all } else { &present })?;
                 self.refuse_to_be_few(&present, &joined)?;
@@ -318,8 +321,8 @@ impl<'a, W: World> Shrinking<'a, W> {
         Ok(())
     }
 
-    /// Returns an error if one of these ranks goes on with others, or if a lower one than this is about to. Of two
-    /// ranks that are about to, both have published it before they look.
+    /// Returns an error if one of these ranks continues with others, or if a rank lower than this one is about to. If
+    /// two ranks are about to continue, both have published that before they look.
     fn refuse_to_split(&self, ranks: &[usize]) -> Result<()> {
         let goes_on = |rank: &usize| match self.visit(*rank) {
             Some((Status::Members(..) | Status::Over(_), _)) => true,
@@ -327,12 +330,12 @@ impl<'a, W: World> Shrinking<'a, W> {
             _ => false,
         };
         match ranks.iter().copied().find(goes_on) {
-            Some(other) => Err(self.left_behind(&format!("rank {other} goes on with others that had given it up"))),
+            Some(other) => Err(self.left_behind(&format!("rank {other} continues with other ranks, which did not wait for this rank"))),
             None => Ok(()),
         }
     }
 
-    /// Returns an error if unreachable ranks may go on by themselves, and the ranks here are not the larger part.
+    /// Returns an error if unreachable ranks may continue by themselves, and the ranks here are not the larger part.
     fn refuse_to_be_few(&self, present: &[usize], joined: &BTreeSet<usize>) -> Result<()> {
         let silent: Vec<usize> = present.iter().copied().filter(|rank| self.world.probe(*rank) == Probe::NoAnswer).collect();
         let all = joined.len() + silent.len();
@@ -341,7 +344,7 @@ impl<'a, W: World> Shrinking<'a, W> {
             return Ok(());
         }
         let reason =
-            format!("ranks {silent:?} cannot be reached from ranks {joined:?}, which are too few to go on: the others may have done so");
+            format!("ranks {silent:?} cannot be reached from ranks {joined:?}, which are too few to continue: the others may have done so");
         Err(self.left_behind(&reason))
     }
 
@@ -355,23 +358,23 @@ impl<'a, W: World> Shrinking<'a, W> {
             Err(error) => {
                 call_off(&*store, &error);
                 let is_final = matches!(error, Error::Config { .. } | Error::Unsupported { .. } | Error::InvalidArgument { .. });
-                // A timeout is the best explanation itself; any other error only shows how this rank noticed another
-                // one's end.
+                // A timeout explains the failure best; any other error only shows how this rank noticed that another
+                // one ended.
                 if is_final || error.is_timeout() && self.deadline.has_passed() { Err(error) } else { Ok(None) }
             }
         }
     }
 
-    /// Publishes at this rank's recovery listener that it goes on, then makes sure that no other group does. This rank
-    /// may have been stopped since it last looked at the listeners, and given up meanwhile. Of any two ranks that
-    /// would go on separately, both publish first, so one sees the other.
+    /// Publishes at this rank's recovery listener that it continues, then makes sure that no other group does. This
+    /// rank may have been stopped since it last looked at the listeners, and the others may have given it up. Any two
+    /// ranks that would continue separately both publish before they look, so one sees the other.
     fn settle(&self, members: &[usize]) -> Result<()> {
         let told = self.world.host().and_then(|own| self.say(&*own, &Status::Over(members.to_vec())).map(|()| own));
         let own = match told {
             Ok(own) => own,
             Err(error) => {
-                // It has published nothing else to any rank, either.
-                crate::base::event::warn!(%error, "late ranks will not hear from this one that it went on");
+                // This rank has published nothing else to any rank, either.
+                crate::base::event::warn!(%error, "late ranks will not learn from this one that it continued");
                 return Ok(());
             }
         };
@@ -388,17 +391,17 @@ impl<'a, W: World> Shrinking<'a, W> {
         Ok(())
     }
 
-    /// Looks at every recovery listener except the members'. Returns by how much that took longer than usual: in that
-    /// time, others may have found no rank here.
+    /// Visits every recovery listener except the members'. Returns how much longer than usual that took: in that time,
+    /// others may not have found this rank.
     fn look_for_others(&self, members: &[usize]) -> Result<Duration> {
         let mut held_up = Duration::ZERO;
         let others = (0..self.world.peers().len()).filter(|rank| !members.contains(rank) && !self.gone.contains(rank));
         for rank in others {
             let began = self.deadline.elapsed();
-            // If a rank sleeps for less time than two visits take, this does not notice.
+            // This does not notice a rank that sleeps for less time than two visits take.
             let seen = self.visit(rank).or_else(|| self.visit(rank));
             if let Some((Status::Over(theirs), _)) = seen {
-                return Err(self.left_behind(&format!("ranks {theirs:?} went on without ranks {members:?}")));
+                return Err(self.left_behind(&format!("ranks {theirs:?} continued without ranks {members:?}")));
             }
             let usual = if seen.is_some() { Duration::ZERO } else { 2 * ANSWER };
             held_up += self.since(began).saturating_sub(usual);

@@ -1,21 +1,21 @@
-//! What a rank publishes about a shrink at its recovery listener.
+//! The status of a shrink that a rank publishes at its recovery listener.
 
 use std::fmt;
 
-/// The progress of a rank, as it publishes it at its recovery listener.
+/// The progress that a rank publishes at its recovery listener.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Status {
-    /// It leads this round and accepts ranks.
+    /// The rank leads this round and accepts ranks.
     Open(u64),
-    /// It is about to close the round.
+    /// The rank is about to close the round.
     Claim(u64),
-    /// The round is complete, with these ranks, and they connect.
+    /// The round is complete, with these ranks, which now connect.
     Members(u64, Vec<usize>),
-    /// It leads no round at the moment: a lower rank leads, or its last round failed.
+    /// The rank leads no round at the moment: a lower rank leads, or the last round failed.
     SteppedBack,
-    /// It has found that others may have gone on.
+    /// The rank has found that others may have continued.
     Refused,
-    /// It is a rank of the new communicator of these ranks.
+    /// The rank is a member of the new communicator of these ranks.
     Over(Vec<usize>),
 }
 

@@ -170,7 +170,7 @@ fn the_stream_of_calls_comes_before_the_one_of_folds() {
     ranks(1, &options(), |backend| {
         let priority = |stream: &CudaStream| {
             let mut priority = 0;
-            // SAFETY: the stream is alive, and the answer is written to a variable of ours.
+            // SAFETY: the stream is alive, and the answer is written to our variable.
             unsafe { sys::cuStreamGetPriority(stream.cu_stream(), &mut priority) }.result().unwrap();
             priority
         };

@@ -1,4 +1,4 @@
-//! Successful calls: collectives, groups, waits, and what a drop waits for.
+//! Successful calls: collectives, groups, waits, and the waits of a drop.
 
 use std::time::Instant;
 

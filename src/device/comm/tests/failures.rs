@@ -1,4 +1,4 @@
-//! Every failure ends in a typed error, on time, which is the cause of all later refusals.
+//! Every failure ends on time, in a typed error, which is the cause of all later refusals.
 
 use std::thread;
 
@@ -112,7 +112,7 @@ fn work_that_a_shrink_stops_is_waited_for_in_vain() {
             assert!(rank.all_reduce(&mut vector, LONG).unwrap_err().is_poisoned());
             // A communicator that NCCL would split off now would have this one's abort flags.
             let error = rank.comm.split_revoked(Some(0), 0, &NcclConfig::default(), &Deadline::after(LONG)).unwrap_err();
-            assert!(error.is_unsupported() && error.to_string().contains("split the communicator that the shrink made"), "{error}");
+            assert!(error.is_unsupported() && error.to_string().contains("split the communicator that the shrink created"), "{error}");
             let mut vector = rank.vector(10);
             rank.comm.abort();
             sum(&child, &rank.stream, &mut vector, LONG).unwrap();
@@ -182,7 +182,10 @@ fn a_lost_rank_ends_the_others() {
             [rank.comm.shrink(&[1], true, &config, &deadline).map(drop), rank.comm.split_revoked(Some(0), 0, &config, &deadline).map(drop)];
         for error in refused.map(Result::unwrap_err) {
             let words = error.to_string();
-            assert!(error.is_poisoned() && words.contains("ncclRemoteError") && words.contains("make a new one of the ranks"), "{error}");
+            assert!(
+                error.is_poisoned() && words.contains("ncclRemoteError") && words.contains("create a new one of the surviving ranks"),
+                "{error}"
+            );
         }
     });
     sim.finish();
@@ -195,7 +198,10 @@ fn a_lost_rank_that_nccl_tells_of_in_a_shrink_comes_with_what_to_do() {
         if rank.comm.rank() == 0 {
             nccl::fail_call("ncclCommShrink", 1, 6);
             let error = rank.comm.shrink(&[1], false, &NcclConfig::default(), &Deadline::after(LONG)).unwrap_err();
-            assert!(matches!(&error, Error::Nccl { code: 6, text, .. } if text.contains("make a new one of the ranks")), "{error}");
+            assert!(
+                matches!(&error, Error::Nccl { code: 6, text, .. } if text.contains("create a new one of the surviving ranks")),
+                "{error}"
+            );
         }
         rank.comm.abort();
     });

@@ -1,6 +1,6 @@
-//! Calls that the driver holds up: another call keeps the context's lock until the device has come to rest, or a
-//! stream's queue is full. While a kernel waits for a rank that never comes, they would wait forever. A deadline
-//! releases them, since the timekeeper does not call the driver.
+//! Calls that the driver holds up, because another call keeps the context's lock until the device has come to rest, or
+//! because a stream's queue is full. While a kernel waits for a rank that never comes, such calls would wait forever. A
+//! deadline releases them, since the timekeeper does not call the driver.
 
 use std::thread;
 

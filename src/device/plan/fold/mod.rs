@@ -1,4 +1,4 @@
-//! Reductions that NCCL lacks: exchange, our kernel, exchange, in slabs.
+//! Reductions that NCCL lacks: an exchange, a kernel of this crate, and another exchange, in slabs.
 //!
 //! Each rank folds a share of the vector: it receives that share from all others and folds the inputs in rank order, in
 //! one pass. The results then go to the ranks that need them. So an all-reduce moves as many bytes as a ring:
@@ -6,17 +6,17 @@
 //! saves a step.
 //!
 //! A large vector goes through the backend's scratch memory in slabs, alternately in its two halves. The transfers are
-//! on the stream of the call, and the folds of several slabs on one beside it: while a slab is folded, the next one is
-//! in transit. Events join both streams, so that this can be captured into a graph.
+//! on the stream of the call, and the folds of several slabs on a second stream: while a slab is folded, the next one
+//! is in transit. Events join both streams, so that the fold can be captured into a graph.
 //!
 //! The results of a slab are sent in the same NCCL group in which the next slab but one arrives, since both wait for
-//! the same fold: `s` slabs of an all-reduce take `s + 2` groups. Except for a lone one, every fold is hidden behind
-//! such a group; the last fold is hidden behind the sending of the results of the slab before. So larger slabs cost
-//! nothing as long as a device folds a slab faster than its wire moves one.
+//! the same fold: `s` slabs of an all-reduce take `s + 2` groups. Unless there is only one slab, every fold is hidden
+//! behind such a group; the last fold is hidden behind the sending of the previous slab's results. So larger slabs cost
+//! nothing as long as a device folds a slab faster than its link moves one.
 //!
-//! Our kernels read and write 16 bytes at once if all addresses have the same remainder by 16. Inputs from other ranks
-//! are put at multiples of 16, because elsewhere NCCL too moves single bytes. So this rank's own input and its output
-//! are copied unless they are at one.
+//! This crate's kernels read and write 16 bytes at once if all addresses have the same remainder modulo 16. Inputs from
+//! other ranks are put at multiples of 16, because at other addresses NCCL also moves single bytes. So this rank's own
+//! input and its output are copied unless they are at a multiple of 16.
 
 #[cfg(test)]
 mod tests;
@@ -38,12 +38,12 @@ pub(crate) struct Folding {
     pub(crate) folder: Folder,
     /// Contributions are multiplied by this scalar first.
     pub(crate) multiply: Option<(f64, DType)>,
-    /// The size of what the kernel counts, in bytes.
+    /// The size, in bytes, of the units that the kernel counts.
     pub(crate) element_bytes: usize,
 }
 
 impl Folding {
-    /// Creates a fold by one of our kernels, of elements that are multiplied first if there is a scalar.
+    /// Creates a fold by one of this crate's kernels. If there is a scalar, the elements are multiplied first.
     pub(crate) fn by(op: FoldOp, dtype: DType, multiply: Option<f64>) -> Self {
         // Bitwise kernels count bytes.
         let element_bytes = if op.is_bitwise() { 1 } else { dtype.size_bytes() };
@@ -60,8 +60,8 @@ impl Folding {
 ///
 /// # Errors
 ///
-/// `Unsupported` if the backend's scratch memory is too small; `InvalidArgument` for a layout that its kind does not
-/// have.
+/// `Unsupported` if the backend's scratch memory is too small; `InvalidArgument` for a layout that the kind of the call
+/// does not have.
 pub(crate) fn plan(job: &Job, folding: Folding, ranks: Ranks, scratch: Scratch) -> Result<Plan> {
     let fold = Fold::of(job, folding, ranks, scratch);
     Ok(match fold.way(job)? {
@@ -103,9 +103,9 @@ enum Way {
 
 /// One fold on this rank.
 ///
-/// In slabs, its scratch memory consists of chunks. Each half holds the inputs in rank order; this rank's own chunk is
-/// free for a copy of its contribution. If one rank gets everything, each half also holds the result for it. Behind
-/// both halves is the room for what is multiplied for others.
+/// If the vector goes in slabs, the scratch memory consists of chunks. Each half holds the inputs in rank order; this
+/// rank's own chunk is free for a copy of its contribution. If one rank gets everything, each half also holds the
+/// result for that rank. After both halves comes the room for products that are sent to others.
 #[derive(Debug, Clone, Copy)]
 struct Fold {
     source: u64,
@@ -150,7 +150,7 @@ impl Fold {
 
     /// Returns the distance between vectors that are gathered as a whole.
     fn stride_of_whole(&self, bytes: usize) -> usize {
-        // An all-gather leaves no room between them.
+        // An all-gather leaves no space between the vectors.
         if matches!(self.goal, Goal::Root(_)) { bytes.next_multiple_of(ALIGNMENT) } else { bytes }
     }
 
@@ -173,7 +173,7 @@ impl Fold {
         if most != 0 {
             return Ok(most);
         }
-        let reason = format!("it needs at least {} B of scratch memory, and there are {} B", chunks * unit, self.scratch.bytes);
+        let reason = format!("it needs at least {} B of scratch memory, but there are only {} B", chunks * unit, self.scratch.bytes);
         Err(Error::unsupported(format!("{} between {} ranks by our kernels", job.call.kind.name(), self.ranks.n), reason))
     }
 
@@ -185,7 +185,7 @@ impl Fold {
     /// Sends the whole vector to the ranks that need the result, which fold it.
     fn whole(&self, bytes: usize) -> Vec<Step> {
         let Ranks { me, n } = self.ranks;
-        debug_assert!(n > 1, "an only rank has nobody to fold with");
+        debug_assert!(n > 1, "a single rank has no peer to fold with");
         let stride = self.stride_of_whole(bytes);
         let slot = |rank: usize| self.scratch.address + (rank * stride) as u64;
         let mut steps = Vec::with_capacity(3);
@@ -227,7 +227,7 @@ impl Fold {
             if next < count {
                 self.exchange(slabs, next, &mut steps, &mut transfers);
             }
-            // The same number of groups on every rank, including ranks with nothing to move.
+            // Every rank has the same number of groups, even a rank with nothing to move.
             if next < count || (done.is_some() && self.goal != Goal::Own) {
                 steps.push(Step::Transfer(transfers));
             }
@@ -312,8 +312,8 @@ impl Fold {
     }
 
     /// Folds with copies of this rank's own input and of its output, in the free chunk among the inputs, if the kernel
-    /// would otherwise move single elements. The copies are on the stream of the fold, so that they are hidden as it
-    /// is.
+    /// would otherwise move single elements. The copies are on the stream of the fold, so that they are hidden in the
+    /// same way.
     fn fold_staged(&self, role: StreamRole, mut arguments: FoldArguments, bytes: usize, steps: &mut Vec<Step>) {
         let FoldArguments { inputs, stride, own, output, .. } = arguments;
         let is_ours = matches!(self.folding.folder, Folder::Ours(..));

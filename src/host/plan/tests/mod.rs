@@ -51,7 +51,7 @@ impl Drop for Context<'_> {
     }
 }
 
-/// Returns bytes that were all written.
+/// Returns these bytes, all marked as written.
 fn written(bytes: &[u8]) -> Vec<Option<u8>> {
     bytes.iter().copied().map(Some).collect()
 }
@@ -117,7 +117,7 @@ fn ops(algorithm: Algorithm) -> &'static [(Op, bool)] {
     }
 }
 
-/// Returns the most scratch that a reduction in segments may use.
+/// Returns the maximum scratch memory that a reduction in segments may use.
 fn scratch_bound(algorithm: Algorithm, n: usize, bytes: usize, element: usize, segment: usize) -> usize {
     let aligned = |len: usize| len.next_multiple_of(64.max(element & element.wrapping_neg()));
     match algorithm {
@@ -322,8 +322,8 @@ fn gather_and_scatter_between_the_root_and_everyone() {
 /// How a plan begins, and what is to be proved of it then.
 type Way = (Claims, fn(usize, usize) -> Builder);
 
-/// Returns the two ways: with an agreement in the plan, and after an earlier one. A single rank has no other to hear
-/// from.
+/// Returns the two ways in which a plan can begin: with an agreement, or after an earlier one. A single rank has no
+/// other to hear from.
 fn ways(n: usize, root: usize) -> Vec<Way> {
     let agreed: Way = (Claims { element: 1, hears: Some(everyone), root }, Builder::agreed);
     let after: Way = (Claims { element: 1, hears: None, root }, |n, _| Builder::new(n));

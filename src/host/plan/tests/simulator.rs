@@ -49,7 +49,7 @@ pub(super) enum Op {
     /// Every four bytes are a 2x2 matrix modulo 256, and are multiplied; other bytes are added. Associative, not
     /// commutative.
     Matrix,
-    /// A hash over all inputs' elements. It is neither associative nor commutative, so every grouping gives another
+    /// A hash over all inputs' elements. It is neither associative nor commutative, so every grouping gives a different
     /// result.
     Hash,
 }

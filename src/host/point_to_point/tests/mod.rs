@@ -28,7 +28,7 @@ use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::link::ByteLink;
 use crate::host::shm::{RingLink, ring_pair};
 
-/// The element type of messages without another one: bytes.
+/// The element type of messages for which a test names none: bytes.
 const BYTES: TypeTag = TypeTag::Scalar(DType::U8);
 
 /// Returns bytes that differ from those of every other `which`, and from one position to another.

@@ -76,7 +76,7 @@ fn what_is_too_large_or_no_object_is_refused_and_used_up() {
         assert!(into.iter().all(|byte| *byte == 0xaa));
     }
     let text = MessageError::TooLarge { peer: 3, sent: 9, most: 8 }.to_string();
-    assert!(text.contains("an object of 9 B") && text.contains("8 B at most") && text.contains("rank 3"), "{text}");
+    assert!(text.contains("an object of 9 B") && text.contains("the limit of the receive, 8 B") && text.contains("rank 3"), "{text}");
     assert!(a.matching_state.is_idle() && b.matching_state.is_idle());
 }
 

@@ -1,4 +1,4 @@
-//! Refusals, cancels, limits and messages to the same rank, step by step in one thread.
+//! Refusals, cancellations, limits and messages to the same rank, step by step in one thread.
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ fn refusals<W: Wire>() {
     }
     let (a, b) = (FLOATS, TypeTag::Plain(12));
     let text = MessageError::TypeMismatch { peer: 3, sent: a, expected: b }.to_string();
-    assert_eq!(text, "a message of f32 met a receive of plain data of 12 B (the other side is rank 3)");
+    assert_eq!(text, "a message of f32 does not match a receive of plain data of 12 B (the other side is rank 3)");
 }
 
 #[test]

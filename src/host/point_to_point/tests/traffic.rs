@@ -238,8 +238,8 @@ fn random_traffic_arrives_in_order() {
     }
 }
 
-/// Makes random sends, receives from any source, and cancels of both. Returned memory does not change, nothing hangs,
-/// and every complete received message is one that was sent.
+/// Makes random sends, receives from any source, and cancellations of both. Returned memory does not change, nothing
+/// hangs, and every complete received message is one that was sent.
 fn random_cancels<W: Wire>(seed: u64) {
     const CAPACITY: usize = 2 * CHUNK_BYTES;
     let mut random = Random(seed);

@@ -319,7 +319,7 @@ fn a_leader_that_fails_or_talks_nonsense_is_an_error() {
     let with_key = |name: &[u8]| [&[2][..], &[7; 32], name].concat();
     assert!(follow(&with_key(&[0xff, 0xfe]), b"").contains("not a socket's name"));
     assert!(follow(&with_key(b"")[..32], b"").contains("a key of 31 B"));
-    assert!(follow(b"\x01collectives-nobody-listens", b"").contains("the job's secret"));
+    assert!(follow(b"\x01collectives-nobody-listens", b"").contains("although the job has a secret"));
     assert!(follow(&with_key(b"collectives-nobody-listens"), b"").contains("@collectives-nobody-listens"));
     let mut short = Scripted(vec![vec![], vec![]]);
     assert!(Group::connect(&mut short, &[0, 1], 1, 2, None, &deadline).is_err());

@@ -233,7 +233,7 @@ fn a_rank_whose_segment_cannot_be_made_private_waits_for_who_reads_it() {
             while !region.member(1).has_left_since(1) {
                 std::thread::yield_now();
             }
-            // That it has not returned cannot be awaited; that it would have by now is likely.
+            // A test cannot wait for a call not to return. By now it probably would have.
             for _ in 0..if cfg!(miri) { 10 } else { 10_000 } {
                 std::thread::yield_now();
             }

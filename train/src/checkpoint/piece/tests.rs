@@ -83,8 +83,8 @@ fn what_is_no_division_of_a_tensor_is_told_in_words() {
     assert_eq!(judged(&[along(0, 0..2), Piece::Flat(12..24)]), Ok(vec![0, 1]));
     assert_eq!(judged(&[Piece::Flat(0..13), along(0, 2..4)]), Err(Division::Overlap(0, 1)));
     assert_eq!(judged(&[along(1, 0..3), along(0, 2..4)]), Err(Division::Dimensions(0, 1)));
-    assert_eq!(judged(&[along(1, 0..3), along(1, 4..6)]), Err(Division::Gap("elements 3..4 of each 6 are".to_owned())));
-    assert_eq!(judged(&[Piece::Flat(0..23)]), Err(Division::Gap("elements 23..24 of it flattened are".to_owned())));
+    assert_eq!(judged(&[along(1, 0..3), along(1, 4..6)]), Err(Division::Gap("elements 3..4 of each block of 6 are".to_owned())));
+    assert_eq!(judged(&[Piece::Flat(0..23)]), Err(Division::Gap("elements 23..24 of the flattened tensor are".to_owned())));
     assert_eq!(judged(&[]), Err(Division::Gap("its 24 elements are".to_owned())));
     assert_eq!(in_order(&[], 0), Ok(vec![]));
 }

@@ -224,7 +224,7 @@ fn many_names_of_one_large_head_do_not_fill_the_memory() {
         names.iter().enumerate().map(|(number, name)| format!("\"{}\":\"{name}\"", ["a", "b", "c", "d"][number])).collect();
     std::fs::write(at("model.safetensors.index.json"), format!(r#"{{"weight_map":{{{}}}}}"#, map.join(","))).unwrap();
     let (kind, words) = refusal(Checkpoint::open(folder.path()).unwrap_err());
-    assert!(kind == ErrorKind::InvalidData && words.contains("are the most together") && words.contains("2.safetensors"), "{words}");
+    assert!(kind == ErrorKind::InvalidData && words.contains("the limit for all together") && words.contains("2.safetensors"), "{words}");
 }
 
 #[test]
@@ -242,6 +242,6 @@ fn a_name_that_stands_twice_is_refused_in_heads_and_indexes() {
     std::fs::write(at("step-00000001/checkpoint.json"), index).unwrap();
     for name in ["model.safetensors", "model.index.json", "step-00000001"] {
         let (kind, words) = refusal(Checkpoint::open(at(name)).unwrap_err());
-        assert!(kind == ErrorKind::InvalidData && words.contains("\"a\" stands there twice"), "{name}: {words}");
+        assert!(kind == ErrorKind::InvalidData && words.contains("\"a\" appears twice"), "{name}: {words}");
     }
 }

@@ -181,12 +181,12 @@ fn state_that_does_not_fit_the_shares_is_refused_on_all_ranks() {
         let mut writer = Writer::new(comm, folder.path());
         writer.shares("mean", &training.model, short.iter().map(Vec::as_slice));
         let error = writer.commit(2).unwrap_err().to_string();
-        assert!(error.contains("state \"mean\": there is none for bucket"), "{error}");
+        assert!(error.contains("state \"mean\": there is no slice for bucket"), "{error}");
         let checkpoint = Checkpoint::resume(comm, folder.path()).unwrap().unwrap();
         let error = checkpoint.read_shares("other", &training.model, short.iter_mut().map(Vec::as_mut_slice)).unwrap_err();
         assert!(error.to_string().contains("tensor \"other.p"), "{error}");
         short.iter_mut().for_each(|share| share.push(0.0));
         let error = checkpoint.read_shares("adam.mean", &training.model, short.iter_mut().map(Vec::as_mut_slice)).unwrap_err();
-        assert!(error.to_string().contains("elements for bucket 0, of which this rank's share has"), "{error}");
+        assert!(error.to_string().contains("elements were passed for bucket 0, but this rank's share of it has"), "{error}");
     });
 }

@@ -33,25 +33,25 @@ fn a_mistake_of_one_rank_is_told_to_all_and_the_next_save_works() {
             |writer| {
                 writer.tensor("a", &[3], Piece::Whole, &[1_u8; 2]);
             },
-            "2 elements were passed, and the part (all of it) of [3] has 3",
+            "2 elements were passed, but the part (all of it) of [3] has 3",
         ),
         (
             |writer| {
                 writer.tensor("a", &[3], Piece::Flat(2..4), &[1_u8; 2]);
             },
-            "there is no part (elements 2..4 of it flattened)",
+            "there is no part (elements 2..4 of the flattened tensor)",
         ),
         (
             |writer| {
                 writer.tensor("a#1", &[], Piece::Whole, &[1_u8]);
             },
-            "tensor \"a#1\": a name is not empty, has no #",
+            "tensor \"a#1\": a name must not be empty, contain #",
         ),
         (
             |writer| {
                 writer.tensor("a", &[3], Piece::Flat(0..2), &[1_u8; 2]);
             },
-            "tensor \"a\": elements 2..3 of it flattened are held by no rank",
+            "tensor \"a\": elements 2..3 of the flattened tensor are held by no rank",
         ),
         (
             |writer| {
@@ -75,7 +75,7 @@ fn a_mistake_of_one_rank_is_told_to_all_and_the_next_save_works() {
             |writer| {
                 writer.tensor("a", &[usize::MAX, 8], Piece::Flat(0..0), &[0_u8; 0]);
             },
-            "more elements than an address space holds",
+            "more elements than fit into the address space",
         ),
     ];
     let folder = tempfile::tempdir().unwrap();
@@ -183,16 +183,16 @@ fn what_is_asked_for_and_is_not_there_is_named_with_the_file() {
     };
     let mut flags = [false; 8];
     let cases = [
-        (said(checkpoint.read("other", &[1], Piece::Whole, &mut flags)), "tensor \"other\"", "is not there"),
+        (said(checkpoint.read("other", &[1], Piece::Whole, &mut flags)), "tensor \"other\"", "it does not exist"),
         (
             said(checkpoint.read("flag", &[4, 2], Piece::Whole, &mut [0_u8; 8])),
             "tensor \"flag\"",
-            "is bool[4, 2], and u8[4, 2] was asked for",
+            "is bool[4, 2], but u8[4, 2] was requested",
         ),
         (
             said(checkpoint.read("flag", &[2, 4], Piece::Whole, &mut flags)),
             "tensor \"flag\"",
-            "is bool[4, 2], and bool[2, 4] was asked for",
+            "is bool[4, 2], but bool[2, 4] was requested",
         ),
         (
             said(checkpoint.read("flag", &[4, 2], Piece::part(2, 1, 0, 1), &mut flags)),
@@ -202,7 +202,7 @@ fn what_is_asked_for_and_is_not_there_is_named_with_the_file() {
         (
             said(checkpoint.read("flag", &[4, 2], Piece::Flat(0..7), &mut flags)),
             "tensor \"flag\"",
-            "has 7 elements, and there is room for 8",
+            "has 7 elements, but there is room for 8",
         ),
     ];
     for (error, name, words) in cases {

@@ -11,7 +11,7 @@ use crate::base::random::Random;
 use crate::error::{Error, Result};
 use world::{Connected, Fate, Partition, Place, Plan, Report, Scenario, play};
 
-/// How many scenarios are run by default (environment variable: `COLLECTIVES_SHRINKS`).
+/// The number of scenarios that are run by default (environment variable: `COLLECTIVES_SHRINKS`).
 const SHRINKS: u64 = 3000;
 /// The longest that a scenario may take, by its simulated clock.
 const BOUND: Duration = Duration::from_secs(600);
@@ -65,8 +65,8 @@ fn draw(random: &mut Random, trouble: Trouble) -> Scenario {
     Scenario { ranks, cut, limit }
 }
 
-/// Returns how long a rank may take from its beginning: its limit, the time it slept, one unanswered request at the
-/// end, and its last looks at the recovery listeners of ranks that do not answer.
+/// Returns the time that a rank may take from its beginning: its limit, the time it slept, one unanswered request at
+/// the end, and its last looks at the recovery listeners of ranks that do not answer.
 fn latest(scenario: &Scenario, rank: usize) -> Duration {
     let plan = &scenario.ranks[rank];
     let slept: Duration = plan.fates.iter().map(|(_, fate)| if let Fate::SleepsFor(time) = fate { *time } else { Duration::ZERO }).sum();
@@ -74,7 +74,7 @@ fn latest(scenario: &Scenario, rank: usize) -> Duration {
     plan.begins + slept + scenario.limit + scenario.limit / 4 + silences
 }
 
-/// Returns what is wrong with the outcome, if anything.
+/// Returns a description of what is wrong with the outcome, if anything is.
 fn complaint(scenario: &Scenario, trouble: Trouble, report: &Report) -> Option<String> {
     let through =
         || report.outcomes.iter().enumerate().filter_map(|(rank, outcome)| outcome.as_ref().map(|(at, result)| (rank, *at, result)));
@@ -82,7 +82,7 @@ fn complaint(scenario: &Scenario, trouble: Trouble, report: &Report) -> Option<S
     if let Some((rank, at, _)) = through().find(|(rank, at, _)| *at > latest(scenario, *rank)) {
         return Some(format!("rank {rank} was through at {at:?} only"));
     }
-    // A communicator without all of its members is over at the first call; behind a cut, others cannot know that.
+    // A communicator that lacks a member ends at its first call; ranks beyond a network cut cannot know that.
     let went_on = |rank: usize, with: &Connected| formed.iter().any(|(other, outcome)| *other == rank && *outcome == with);
     let is_whole = |with: &Connected| with.members.iter().all(|rank| !report.lives[*rank] || went_on(*rank, with));
     let formed: Vec<_> = formed.iter().copied().filter(|(_, outcome)| !trouble.partitions || is_whole(outcome)).collect();
@@ -209,7 +209,7 @@ fn a_rank_that_wakes_into_a_claim_does_not_split() {
     }
 }
 
-/// A rank of a setup whose leader was stopped in the middle of it.
+/// A rank waits in a setup whose leader was stopped in the middle.
 #[test]
 fn a_member_that_waits_for_a_stopped_leader_does_not_go_on_beside_others() {
     for at in 1..300 {

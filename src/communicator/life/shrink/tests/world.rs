@@ -24,7 +24,7 @@ use crate::rendezvous::{MemoryStore, Store};
 /// The times of the real recovery listeners.
 const SILENCE: Duration = Duration::from_millis(500);
 const CANCEL: Duration = Duration::from_secs(5);
-/// How often a simulated rank checks what it waits for.
+/// The time between two checks by a simulated rank for what it waits for.
 const LOOK: Duration = Duration::from_millis(5);
 /// The size of a coroutine's stack in bytes.
 const STACK: usize = 256 << 10;
@@ -40,7 +40,7 @@ impl Random {
     }
 }
 
-/// What happens to a rank after a given number of requests to the world.
+/// The fate of a rank after a given number of requests to the world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
     Dies,
@@ -143,7 +143,7 @@ impl Place {
         self.state.lock().expect("one thread")
     }
 
-    /// Yields for this time, seldom for much longer.
+    /// Yields for this time, and in rare cases for much longer.
     fn pass(&self, time: Duration) {
         let mut state = self.state();
         let random = &mut state.random;

@@ -2,8 +2,8 @@
 //! other, since copying them would cost more than their calls.
 //!
 //! Which buffers are joined follows from what the ranks have agreed on (the lengths of all buffers, the type, the
-//! hosts), so all ranks join the same ones. Every collective here carries the digest of all lengths: the first one
-//! detects ranks that differ, before anything is written.
+//! hosts), so all ranks join the same buffers. Every collective of such a call carries the digest of all lengths. So
+//! the first one detects ranks whose lengths differ, before anything is written.
 
 #![expect(unsafe_code, reason = "copies between the buffers of jobs and the memory that holds them together")]
 
@@ -61,12 +61,12 @@ impl Jobs {
     }
 }
 
-/// Returns the bytes of a job's longer buffer, the same on every rank.
+/// Returns the length in bytes of a job's longer buffer, which is the same on every rank.
 fn bytes(job: &Job) -> usize {
     job.memory.source_len.max(job.memory.destination_len)
 }
 
-/// Returns the bytes of a job's block, or of its vector if there are no blocks.
+/// Returns the length in bytes of a job's block, or of its vector if there are no blocks.
 fn block(job: &Job) -> usize {
     match job.layout {
         BlockLayout::Equal(block) => block,
@@ -166,7 +166,7 @@ impl Joined {
         // At most as much as the jobs' buffers together, which is bounded.
         let bytes = if has_blocks { block * ranks } else { block };
         if !memory.reserve(bytes) {
-            let doing = format!("{} buffers in one call: room for {bytes} B", jobs.len());
+            let doing = format!("allocating {bytes} B for {} buffers in one call", jobs.len());
             return Err(Error::io(doing, std::io::Error::from(std::io::ErrorKind::OutOfMemory)));
         }
         Ok(Self { start: memory.as_mut_ptr(), block, bytes, me, ranks })
