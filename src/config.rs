@@ -55,13 +55,13 @@ impl fmt::Display for Transport {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Waiting {
-    /// Stays awake as long as most waits take, then sleeps. If others want the same cores, it sleeps after about as
+    /// Polls for as long as most waits take, then sleeps. If other threads want the same cores, polls only for about as
     /// long as a wake-up takes.
     #[default]
     Auto,
-    /// Never sleeps. For ranks that have their cores to themselves and must notice the end of any wait at once.
+    /// Never sleeps. Meant for ranks that have their cores to themselves and must notice the end of any wait at once.
     Spin,
-    /// Sleeps at once. For ranks that wait long, and beside programs that need the cores more.
+    /// Sleeps at once. Meant for ranks that wait for a long time, and for cores that other programs need more.
     Sleep,
 }
 
@@ -95,7 +95,8 @@ impl fmt::Display for Waiting {
 /// `flight_recorder_dir`, `stall_warning`, `observer`, `trace`, `trace_dir`, `device_scratch_bytes`, `listen_address`
 /// and `host_identity`. The start compares `transport`, `reproducible`, `algorithms`, `encrypt` and
 /// `check_device_calls`. It fails with [`Conflict`](Error::Conflict) if they differ, and with
-/// [`Unauthorized`](Error::Unauthorized) if the secrets differ. It does not compare the other settings:
+/// [`Unauthorized`](Error::Unauthorized) if the secrets differ. It does not compare the other settings. If these
+/// differ, the following happens:
 ///
 /// - `silence_timeout`: each rank uses its own, so some ranks find a silent host sooner than others.
 /// - `object_limit_bytes`: an object collective can fail on one rank while the other ranks wait for it.
@@ -105,11 +106,11 @@ impl fmt::Display for Waiting {
 /// # What a rank costs
 ///
 /// The `n` ranks of a host share one region of memory. In it, each rank has six *slots*, through which it passes the
-/// data of collectives to the others. For each other rank it has two *rings*: one for messages, and one for collectives
-/// that involve other hosts too. The size of the region is `6 n · slot + 2 n² · (ring + 256 B)` plus at most
-/// `9 KiB · n + 8 KiB`:
+/// data of collectives to the others. For each other rank, a rank has two *rings*: one for messages, and one for
+/// collectives that involve other hosts too. The size of the region is `6 n · slot + 2 n² · (queue + 256 B)` plus at
+/// most `9 KiB · n + 8 KiB`:
 ///
-/// | ranks of the host | slot | ring | region |
+/// | ranks of the host | slot | queue | region |
 /// | --- | --- | --- | --- |
 /// | 2 | 1 MiB | 4 MiB | 44 MiB |
 /// | up to 4 | 1 MiB | 1 MiB | 4 ranks: 56 MiB |
@@ -118,13 +119,14 @@ impl fmt::Display for Waiting {
 /// | up to 32 | 128 KiB | 16 KiB | 32 ranks: 57 MiB |
 /// | up to 1024 | 64 KiB | 4 KiB | 64 ranks: 59 MiB |
 ///
-/// That is address space. Memory is used only when it is touched: about 4.5 KiB per rank at the start, a rank's six
-/// slots as far as its calls fill them, and the rings between ranks that send each other messages.
+/// This is address space. Memory is used only for the parts that are touched: about 4.5 KiB per rank at the start,
+/// those parts of a rank's six slots that its calls fill, and the queues between ranks that send each other messages.
 ///
 /// Each rank of a job listens on one port, which does not answer before [`shrink`](crate::Communicator::shrink). Under
-/// `Tcp`, and between hosts, it listens on another. At the start it opens log₂ of the number of hosts (under `Tcp`, of
-/// ranks) connections, and others when they are first needed. Each communicator keeps the plans of its latest 32 shapes
-/// of calls over TCP, of at most 1 MiB in all. The start costs the store about 22 requests per rank.
+/// `Tcp`, and between hosts, it listens on a second port. At the start it opens log₂ h connections for h hosts (under
+/// `Tcp`, log₂ n for n ranks). It opens others when they are first needed. Each communicator keeps the plans of its
+/// latest 32 shapes of calls over TCP, which take at most 1 MiB in total. The start costs the store about 22 requests
+/// per rank.
 ///
 /// ```
 /// # use collectives::{Communicator, Config, Transport};
@@ -145,9 +147,9 @@ pub struct Config {
     pub timeout: Duration,
     /// How long the host of a peer may leave data sent over TCP unacknowledged before the peer counts as lost. Zero
     /// means for ever, so that only `timeout` ends such a wait. A process that ends is noticed at once as long as its
-    /// host still answers. Counted in whole seconds, at least 2 on an idle connection. Default: 60 seconds, which is
-    /// longer than the failover of a switch or the move of a virtual machine. Variable: `COLLECTIVES_SILENCE_TIMEOUT`
-    /// (seconds, `0` for ever).
+    /// host still answers. The time is counted in whole seconds, and is at least 2 on an idle connection. Default: 60
+    /// seconds, which is longer than the failover of a switch or the move of a virtual machine. Variable:
+    /// `COLLECTIVES_SILENCE_TIMEOUT` (seconds, `0` for ever).
     pub silence_timeout: Duration,
     /// The links to use. Default: `Auto`. Variable: `COLLECTIVES_TRANSPORT` (`auto`, `shm` or `tcp`).
     pub transport: Transport,
@@ -163,27 +165,27 @@ pub struct Config {
     /// Variable: `COLLECTIVES_HOST_IDENTITY`.
     pub host_identity: Option<String>,
     /// Algorithms for ranges of sizes, instead of the automatic choice. `"doubling:0-16K,ring:16K-".parse()?` reads
-    /// them from text. The cost table decides for sizes that no range covers, and if a collective does not have the
-    /// algorithm or the op does not allow it. Shared memory inside a host has only one algorithm and is not affected.
-    /// Default: none. Variable: `COLLECTIVES_ALGORITHM`.
+    /// them from text. The cost table decides for sizes that no range covers. It also decides if a collective does not
+    /// have the algorithm or the op does not allow it. Shared memory inside a host has only one algorithm and is not
+    /// affected. Default: none. Variable: `COLLECTIVES_ALGORITHM`.
     pub algorithms: AlgorithmRanges,
     /// The largest total size, in bytes, of the objects in one object collective, and of a single object that this rank
     /// receives as a message. Default: 256 MiB.
     pub object_limit_bytes: usize,
     /// Keeps the store at which the ranks met, for [`Communicator::store`](crate::Communicator::store). If rank 0
-    /// serves the store, this costs it a thread, a listener and the port while its communicators live. It costs the
-    /// other ranks nothing until they use it. All ranks must agree. Default: `false`; the store is closed once every
-    /// rank is there.
+    /// serves the store, rank 0 needs a thread, a listener and the port for it as long as its communicators live. The
+    /// other ranks need nothing until they use the store. All ranks must agree. Default: `false`; the store is closed
+    /// once every rank is there.
     pub keep_store: bool,
-    /// The address on which this rank listens for peers of other hosts. Default: `None`, the address by which it
-    /// reaches rank 0's store, or the loopback interface if that is not known (a file, or your own store). Variable:
-    /// `COLLECTIVES_LISTEN_ADDRESS`.
+    /// The address on which this rank listens for peers of other hosts. Default: `None`, the address from which this
+    /// rank reaches rank 0's store. If that address is not known (for a store in a file, or your own store), this
+    /// rank listens on the loopback interface. Variable: `COLLECTIVES_LISTEN_ADDRESS`.
     pub listen_address: Option<std::net::IpAddr>,
     /// The number of calls of each kind (collectives, messages, device calls) that the flight recorder keeps, rounded
     /// up to a power of two. 0 turns it off. Default: 1024. Variable: `COLLECTIVES_FLIGHT_RECORDER`.
     ///
-    /// Costs 64 B of memory for each, and 1 % of an all-reduce of 8 B in shared memory (2 ranks, 2 virtual CPUs, AMD
-    /// EPYC; `benches/record/overhead.md`).
+    /// Costs 64 B of memory for each call, and 1 % of an all-reduce of 8 B in shared memory (2 ranks, 2 virtual CPUs,
+    /// AMD EPYC; `benches/record/overhead.md`).
     pub flight_recorder_calls: usize,
     /// The folder to which the flight recorder is written when a call fails because of a peer: a timeout, a lost peer,
     /// a mismatch, an abort. `collperf --explain-hang FOLDER` reads the files of all ranks. Default: `None`, nothing is
@@ -191,31 +193,32 @@ pub struct Config {
     pub flight_recorder_dir: Option<PathBuf>,
     /// Time after which a call that waits for its peers is reported once, with its name and the missing ranks. The
     /// warning goes to `tracing`, or to standard error if the program has no subscriber. If half of the call's timeout
-    /// is sooner, the warning comes then, to `tracing` only. Zero: never. Default: 30 seconds. Variable:
-    /// `COLLECTIVES_STALL_WARNING` (seconds, `0` for never).
+    /// passes sooner, the warning comes at that time, and goes to `tracing` only. Zero: never. Default: 30 seconds.
+    /// Variable: `COLLECTIVES_STALL_WARNING` (seconds, `0` for never).
     pub stall_warning: Duration,
-    /// Receives figures of every call when it has ended; see [`observe`](crate::observe). Communicators made from this
-    /// one report to it too. Default: `None`.
+    /// Receives the figures of every call when the call has ended; see [`observe`](crate::observe). Communicators made
+    /// from this one also report to this observer. Default: `None`.
     ///
     /// Costs each call 0.15 µs plus the observer's own time (2 virtual CPUs, AMD EPYC; `benches/record/overhead.md`).
     pub observer: Option<Arc<dyn Observer>>,
     /// Keeps the times of the last 131,072 calls of this communicator and those made from it, for
     /// [`write_trace`](crate::Communicator::write_trace). Default: off.
     ///
-    /// Costs up to 30 MiB in all, and each call 0.2 µs: a lock and a record (2 virtual CPUs, AMD EPYC;
-    /// `benches/record/overhead.md`).
+    /// Costs up to 30 MiB in total, and 0.2 µs for each call, which takes a lock and writes a record (2 virtual CPUs,
+    /// AMD EPYC; `benches/record/overhead.md`).
     pub trace: bool,
-    /// The folder to which those times are written, as `trace-ID-rankR.json`, when the last of these communicators is
-    /// gone; see [`observe`](crate::observe). A process that crashes, or calls `exit` before that, writes none.
-    /// Default: `None`. Variable: `COLLECTIVES_TRACE`.
+    /// The folder to which the times of calls are written, as `trace-ID-rankR.json`, when the communicator and all
+    /// those made from it are gone; see [`observe`](crate::observe). A process that crashes, or calls `exit` before
+    /// that, writes none. Default: `None`. Variable: `COLLECTIVES_TRACE`.
     pub trace_dir: Option<PathBuf>,
     /// The secret that every rank of the job, and the server of its store, must know to connect. Default: `None`, no
     /// check. Variables: `COLLECTIVES_SECRET`, or `COLLECTIVES_SECRET_FILE` (see [`Secret::from_file`]).
     pub secret: Option<Secret>,
     /// Encrypts all TCP connections of the job, between ranks and to the store. An attacker on the line can read
     /// nothing and change nothing unnoticed (`SECURITY.md` lists what remains). Needs a secret, and the crate's feature
-    /// `encryption`. All ranks and the server of their store must agree; those that differ refuse each other. Shared
-    /// memory inside a host is not encrypted. Default: off. Variable: `COLLECTIVES_ENCRYPT` (`0` or `1`).
+    /// `encryption`. All ranks and the server of their store must agree; if they differ, they refuse each other's
+    /// connections. Shared memory inside a host is not encrypted. Default: off. Variable: `COLLECTIVES_ENCRYPT` (`0` or
+    /// `1`).
     pub encrypt: bool,
     /// NCCL's own settings for the communicator. Default: none, so NCCL decides. Device support is experimental: no
     /// real GPU has run it.
@@ -226,11 +229,12 @@ pub struct Config {
     /// Variable: `COLLECTIVES_NCCL_LIBRARY` (a file).
     #[cfg(feature = "cuda")]
     pub nccl_library: Option<NcclLibrary>,
-    /// The most device memory, in bytes, that a communicator takes for ops that NCCL lacks, which it exchanges and
-    /// reduces in chunks, and for `all_to_all` in place. It takes 8 MiB at the start, and all of it at the first such
-    /// call on more than about 16 MiB (more than 8 MiB of scratch memory). Make one such call before such calls are
-    /// captured into a graph. With less memory, large calls take more and smaller steps. If ranks differ, all use the
-    /// smallest. Default: 256 MiB. Tested on a simulated GPU only.
+    /// The maximum device memory, in bytes, that a communicator uses as scratch memory. Two kinds of calls need it: ops
+    /// that NCCL lacks, which are exchanged and reduced in chunks, and `all_to_all` in place. The communicator takes 8
+    /// MiB at the start. It takes the maximum at the first such call on more than about 16 MiB, because that call needs
+    /// more than 8 MiB of scratch memory. Make one call of that size before you capture calls of these two kinds into a
+    /// graph. With less memory, large calls take more and smaller steps. If ranks differ, all use the smallest maximum.
+    /// Default: 256 MiB. Tested on a simulated GPU only.
     #[cfg(feature = "cuda")]
     pub device_scratch_bytes: usize,
     /// The calls on device memory that are compared, over the host backend, before they are queued: collectives among
@@ -240,27 +244,29 @@ pub struct Config {
     /// NCCL compares nothing: on a mismatch it hangs, moves wrong bytes, or writes past the end of a buffer. With fewer
     /// comparisons, you promise that ranks make the same calls: [`CheckDeviceCalls::unchecked_after`].
     ///
-    /// **What is compared.** The kind, op (a custom one's name), element type, count, root, lists of counts, and the
-    /// calls of a group. If they differ, ranks get a `Mismatch` at once, and the communicator stays usable. Messages,
-    /// and groups of several communicators ([`Communicator::group_across`](crate::Communicator::group_across)), have
-    /// reached other ranks when a mismatch is found, so these communicators are ended.
+    /// **What is compared.** The kind, op (a custom op by its name), element type, count, root, lists of counts, and
+    /// the calls of a group. If they differ, ranks get a `Mismatch` at once, and the communicator stays usable.
+    /// Messages, and groups of several communicators
+    /// ([`Communicator::group_across`](crate::Communicator::group_across)), have reached other ranks when a mismatch is
+    /// found, so a mismatch in these ends the communicators involved.
     ///
     /// **Cost.** A compared collective returns only when every rank has made it, and costs as much as an
     /// `all_gather_into` of 40 B on the host. A receive returns only when its sender has made its call, and costs a
     /// message of 24 B on the host. A send returns at once, unless many are ahead of their receives.
     ///
-    /// **Order.** A device call counts among the communicator's collectives on host memory. All ranks must make these in
-    /// one order, and it waits as they do. If one rank makes a device call and then sends, and another receives that
-    /// message before its own device call, both wait for each other. A thread that drives several ranks makes their
-    /// collectives in `group_across`.
+    /// **Order.** A device call takes its place among the communicator's collectives on host memory: all ranks must
+    /// make all these calls in the same order, and a device call waits as a host collective does. Suppose one rank
+    /// makes a device call and then sends a message, and another rank receives that message before it makes its own
+    /// device call. Then the two wait for each other. A thread that drives several ranks must make their collectives in
+    /// `group_across`.
     ///
-    /// **Graphs.** A call that is captured into a graph is compared at capture, which every rank must do alike. Launches
-    /// of the graph are not compared: the program must make sure that all ranks launch the same graphs in the same
-    /// order.
+    /// **Graphs.** A call that is captured into a graph is compared during the capture, which must be the same on every
+    /// rank. Launches of the graph are not compared: the program must make sure that all ranks launch the same graphs
+    /// in the same order.
     ///
     /// **Without a host backend.** The typed calls of an [`NcclCommunicator`](crate::nccl::NcclCommunicator) are
-    /// compared over NCCL. This costs 64 B from each rank and a wait on the host. There both ends of a message get the
-    /// mismatch, and a compared call cannot be captured.
+    /// compared over NCCL. This costs 64 B from each rank and a wait on the host. With these calls, both ends of a
+    /// message get the mismatch, and a compared call cannot be captured.
     #[cfg(feature = "cuda")]
     pub check_device_calls: CheckDeviceCalls,
 }
@@ -417,7 +423,7 @@ fn check_names(names: impl Iterator<Item = String>) -> Result<()> {
     Ok(())
 }
 
-/// Returns the known name that `name` resembles: it differs by a letter or two, or `name` continues it.
+/// Returns the known name that `name` resembles: one that differs by a letter or two, or one that `name` continues.
 fn meant(name: &str) -> Option<&'static str> {
     let edits = |known: &&&str| (edits(name, known), known.len().abs_diff(name.len()));
     let nearest = KNOWN.iter().min_by_key(edits).filter(|known| edits(known).0 <= if known.len() < 6 { 1 } else { 2 });
@@ -519,7 +525,7 @@ fn switch(read: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<bool> {
 pub(crate) struct NcclEnvironment {
     /// `NCCL_MULTI_RANK_GPU_ENABLE`: several ranks may be on one device.
     pub(crate) multi_rank_gpu: bool,
-    /// `NCCL_HOSTID`: by which NCCL decides which ranks share a host.
+    /// `NCCL_HOSTID`: the identity by which NCCL decides which ranks share a host.
     pub(crate) host_id: Option<String>,
     /// A variable and its value that override how dependent communicators are made (`device/comm/`).
     pub(crate) overrides: Option<String>,
@@ -539,7 +545,7 @@ impl NcclEnvironment {
 /// as numbers than Rust does (`off` as 0, `0x1` as 1), so every text counts except the one that changes nothing.
 #[cfg(feature = "cuda")]
 fn overrides(read: &dyn Fn(&str) -> Option<String>) -> Option<String> {
-    // Each with the value that every communicator is configured with anyway.
+    // Each variable with the value that every communicator is configured with anyway.
     let meant =
         [("NCCL_COMM_BLOCKING", "-2147483648"), ("NCCL_COMM_SPLIT_SHARE_RESOURCES", "1"), ("NCCL_COMM_SHRINK_SHARE_RESOURCES", "0")];
     meant.into_iter().find_map(|(name, meant)| {
@@ -554,7 +560,7 @@ pub(crate) fn nvtx_injection() -> Option<PathBuf> {
     std::env::var_os("NVTX_INJECTION64_PATH").filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
-/// Returns the file from which this rank's launcher reads why it failed.
+/// Returns the file from which this rank's launcher reads why the rank failed.
 pub(crate) fn error_file() -> Option<PathBuf> {
     std::env::var_os("TORCHELASTIC_ERROR_FILE").filter(|path| !path.is_empty()).map(PathBuf::from)
 }

@@ -58,7 +58,7 @@ fn list_arrivals(missing: &[Peer], arrived: &[Peer]) -> String {
     words
 }
 
-/// Returns the limit that a system error is about, and how to raise it, in words. Empty if it is about none.
+/// Describes in words the limit that a system error reports, and how to raise it. Empty if the error reports no limit.
 fn limit(error: &io::Error) -> String {
     let current = |resource| match rustix::process::getrlimit(resource).current {
         Some(limit) => limit.to_string(),
@@ -91,7 +91,8 @@ fn list_meanwhile(meanwhile: &[String]) -> String {
 ///
 /// Prefer the predicates, such as [`Error::is_timeout`], to matching on variants: they keep working when variants are
 /// added. Each variant says whether the communicator stays usable. If it has ended, later calls return
-/// [`Poisoned`](Self::Poisoned), and [`shrink`](crate::Communicator::shrink) makes another one of the remaining ranks.
+/// [`Poisoned`](Self::Poisoned), and [`shrink`](crate::Communicator::shrink) makes a new communicator of the remaining
+/// ranks.
 ///
 /// ```
 /// # use collectives::{Communicator, ReduceOp};
@@ -105,9 +106,9 @@ fn list_meanwhile(meanwhile: &[String]) -> String {
 /// println!("{}", errors[0]);
 /// # Ok::<(), collectives::Error>(())
 /// ```
-/// Both `{}` and `{:?}` print the sentence, so that `fn main() -> collectives::Result<()>` and `unwrap` read well. The
-/// sentence is complete: an error has no [`source`](std::error::Error::source), so code that prints chains of errors
-/// prints nothing twice. The cause is in the error's fields.
+/// Both `{}` and `{:?}` print an error as a sentence, so that `fn main() -> collectives::Result<()>` and `unwrap` give
+/// readable output. The sentence is complete: an error has no [`source`](std::error::Error::source), so code that
+/// prints chains of errors prints nothing twice. The cause is in the error's fields.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -120,7 +121,8 @@ pub enum Error {
         /// What is wrong, with the offending values.
         reason: String,
     },
-    /// A [custom op](crate::CustomOp) panicked on this rank, which ended the communicator. The other ranks lose this one.
+    /// A [custom op](crate::CustomOp) panicked on this rank, which ended the communicator. The other ranks see this
+    /// rank as lost.
     #[error("{call}: a custom op panicked, so the communicator is ended; the message of the panic is on standard error")]
     OpPanicked {
         /// The name of the method that was called.
@@ -146,9 +148,9 @@ pub enum Error {
     /// Two ranks made different calls, or the two ends of a message on devices differ. No buffer of a collective was
     /// touched.
     ///
-    /// In host memory, this ends the communicator, except in [`alloc`](crate::Communicator::alloc). On devices, a
-    /// mismatch of collectives leaves it usable. A mismatch of messages, or in a group of several communicators, ends
-    /// it.
+    /// In host memory, this ends the communicator, except in [`alloc`](crate::Communicator::alloc). On devices, the
+    /// communicator stays usable after a mismatch of collectives. It ends after a mismatch of messages, or in a group
+    /// of several communicators.
     #[error("rank {} called {first_call}, but rank {} called {second_call}", first.rank, second.rank)]
     Mismatch {
         /// One of the two ranks.
@@ -160,7 +162,7 @@ pub enum Error {
         /// Its call in words.
         second_call: String,
     },
-    /// The two ends of a message do not match, or the other end gave it up. Only this message is affected. The
+    /// The two ends of a message do not match, or the other end gave up. Only this message is affected. The
     /// communicator stays usable.
     #[error("{doing}: {reason}")]
     Message {
@@ -171,9 +173,9 @@ pub enum Error {
     },
     /// The call's timeout passed.
     ///
-    /// In a collective, this ends the communicator. It stays usable after a message in host memory, after
-    /// `monitored_barrier` and `tagged_barrier`, after `barrier` if all ranks share a host, and after a call that was
-    /// still waiting for its turn behind another thread's call.
+    /// In a collective, a timeout ends the communicator. The communicator stays usable if the call was a message in
+    /// host memory, a `monitored_barrier` or `tagged_barrier`, a `barrier` among ranks that all share a host, or a call
+    /// that was still waiting for its turn behind another thread's call.
     #[error("{doing}: timed out after {:.3} s{}{}", elapsed.as_secs_f64(), list_arrivals(missing, arrived), list_meanwhile(meanwhile))]
     Timeout {
         /// The call with its sequence number.
@@ -184,15 +186,15 @@ pub enum Error {
         missing: Vec<Peer>,
         /// The peers that had arrived.
         arrived: Vec<Peer>,
-        /// The calls on other communicators, in words, in which this process has waited meanwhile. Two communicators
-        /// used in opposite orders wait for each other.
+        /// The calls on other communicators, in words, in which this process has waited meanwhile. Two ranks that use
+        /// two communicators in different orders wait for each other.
         meanwhile: Vec<String>,
     },
-    /// A peer is lost: it closed or dropped its communicator early, its process ended, its connection broke, or its host
-    /// no longer answers. The reason tells which.
+    /// A peer is lost: it closed or dropped its communicator early, its process ended, its connection broke, or its
+    /// host no longer answers. The reason says which.
     ///
-    /// In a collective, this ends the communicator. In a message, a `monitored_barrier` or a `tagged_barrier`, messages
-    /// between the other ranks continue; a collective fails.
+    /// In a collective, this ends the communicator. After a loss in a message, a `monitored_barrier` or a
+    /// `tagged_barrier`, messages between the other ranks still work, but collectives fail.
     #[error("{doing}: lost {peer} after {:.3} s: {reason}", elapsed.as_secs_f64())]
     PeerLost {
         /// The call or operation.
@@ -211,8 +213,8 @@ pub enum Error {
         call: String,
     },
     /// The job's ranks contradict each other: two processes with one rank, different world sizes or settings, or
-    /// different lists in [`subgroup`](crate::Communicator::subgroup). At a start, no communicator is made. Otherwise the
-    /// communicator stays usable.
+    /// different lists in [`subgroup`](crate::Communicator::subgroup). At a start, no communicator is made. After the
+    /// start, the communicator stays usable.
     #[error("the ranks of this job cannot form a communicator: {reason}")]
     Conflict {
         /// Which ranks contradict each other, and how.
@@ -233,7 +235,7 @@ pub enum Error {
     Poisoned {
         /// The call that was refused.
         call: String,
-        /// The error that ended it.
+        /// The error that ended the communicator.
         cause: Arc<Error>,
     },
     /// The communicator was aborted, here or by a peer. It has ended.
@@ -245,7 +247,8 @@ pub enum Error {
         by: Peer,
     },
     /// A peer or server sent bytes that cannot be understood. If the bytes are an object of an unexpected type, the
-    /// communicator stays usable. Bytes that are no message end it. At a start, no communicator is made.
+    /// communicator stays usable. Bytes that are not a message end the communicator. At a start, no communicator is
+    /// made.
     #[error("{with} sent data that cannot be understood: {reason}")]
     Protocol {
         /// The sender.
@@ -262,12 +265,12 @@ pub enum Error {
         /// Which end lacks the secret, and what to do about it.
         reason: String,
     },
-    /// The communicator has no device backend, and the call needs one. It stays usable.
+    /// The communicator has no device backend, and the call needs one. The communicator stays usable.
     #[error("{call}: there is no device backend: {reason}")]
     NoDevice {
         /// The name of the method that was called.
         call: String,
-        /// Why there is none, and what to do about it.
+        /// Why there is no device backend, and what to do about it.
         reason: String,
     },
     /// NCCL refused or failed an operation. The communicator may have ended; then the next call returns `Poisoned`.
@@ -279,7 +282,7 @@ pub enum Error {
         code: u32,
         /// The code's name, such as `ncclInvalidUsage`.
         name: &'static str,
-        /// The text that NCCL gives for it.
+        /// The text that NCCL gives for the code.
         text: String,
     },
     /// The CUDA driver refused or failed an operation. The communicator may have ended; then the next call returns
@@ -290,7 +293,7 @@ pub enum Error {
         doing: String,
         /// The driver's result code.
         code: u32,
-        /// The text that the driver gives for it.
+        /// The text that the driver gives for the code.
         text: String,
     },
     /// The operating system refused an operation. The communicator may have ended; then the next call returns
@@ -299,7 +302,7 @@ pub enum Error {
     Io {
         /// The operation and its object.
         doing: String,
-        /// The system's own error. The sentence contains its text, so it is not also the
+        /// The system's own error. The printed sentence contains its text, so this is not also the
         /// [`source`](std::error::Error::source).
         error: Arc<io::Error>,
     },
@@ -350,7 +353,7 @@ impl Error {
         }
     }
 
-    /// Returns a one-word label for counters. A communicator that had ended is `poisoned`, whatever ended it.
+    /// Returns a one-word label for counters. The label of a `Poisoned` error is `poisoned`, whatever its cause.
     pub(crate) fn label(&self) -> &'static str {
         match self {
             Self::Timeout { .. } => "timeout",
@@ -397,9 +400,9 @@ impl Error {
         }
     }
 
-    /// Returns the rank that the error is about, if there is one (also as the cause of poisoning): the rank that is
-    /// gone, the rank that aborted, the first of the missing ranks, or the second of two ranks that made different
-    /// calls.
+    /// Returns the rank that the error is about, if there is one: the rank that is gone, the rank that aborted, the
+    /// first of the missing ranks, or the second of two ranks that made different calls. For a
+    /// [`Poisoned`](Self::Poisoned) error, returns the rank that the cause is about.
     #[must_use]
     pub fn peer(&self) -> Option<&Peer> {
         match self.root() {
@@ -411,7 +414,8 @@ impl Error {
         }
     }
 
-    /// Returns how long the call had been running, if known (also as the cause of poisoning).
+    /// Returns how long the call had been running, if known. For a [`Poisoned`](Self::Poisoned) error, returns the time
+    /// from its cause.
     #[must_use]
     pub fn elapsed(&self) -> Option<Duration> {
         match self.root() {
@@ -420,27 +424,27 @@ impl Error {
         }
     }
 
-    /// Returns whether a deadline passed (also as the cause of poisoning).
+    /// Returns whether a deadline passed, also if that is the cause of a [`Poisoned`](Self::Poisoned) error.
     #[must_use]
     pub fn is_timeout(&self) -> bool {
         matches!(self.root(), Self::Timeout { .. })
     }
 
-    /// Returns whether a peer is gone (also as the cause of poisoning).
+    /// Returns whether a peer is gone, also if that is the cause of a [`Poisoned`](Self::Poisoned) error.
     #[must_use]
     pub fn is_peer_lost(&self) -> bool {
         matches!(self.root(), Self::PeerLost { .. })
     }
 
-    /// Returns whether two ranks made different calls, or the ends of a message do not match (also as the cause of
-    /// poisoning).
+    /// Returns whether two ranks made different calls, or the ends of a message do not match, also if that is the cause
+    /// of a [`Poisoned`](Self::Poisoned) error.
     #[must_use]
     pub fn is_mismatch(&self) -> bool {
         matches!(self.root(), Self::Mismatch { .. } | Self::Message { .. })
     }
 
-    /// Returns whether one end could not prove to the other that it knows the job's secret (also as the cause of
-    /// poisoning).
+    /// Returns whether one end could not prove to the other that it knows the job's secret, also if that is the cause
+    /// of a [`Poisoned`](Self::Poisoned) error.
     #[must_use]
     pub fn is_unauthorized(&self) -> bool {
         matches!(self.root(), Self::Unauthorized { .. })

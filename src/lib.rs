@@ -14,7 +14,7 @@
 //! # Ok::<(), collectives::Error>(())
 //! ```
 //!
-//! The same calls work between processes and hosts, which a launcher starts:
+//! The same calls work between processes that a launcher starts, on one host or on several:
 //!
 //! ```no_run
 //! use collectives::{Communicator, ReduceOp};
@@ -27,7 +27,7 @@
 //! }
 //! ```
 //!
-//! A [`Communicator`] is one rank's handle to the ranks that make calls together. Create it from a launcher's
+//! A [`Communicator`] is one rank's handle to a group of ranks that make calls together. Create it from a launcher's
 //! variables, from a URL or from your own store ([`Communicator::builder`]), or with [`Communicator::local`] for the
 //! threads of one process. Ranks of one host communicate over shared memory, ranks of different hosts over TCP.
 //!
@@ -36,12 +36,14 @@
 //!
 //! - Collectives are methods of [`Communicator`]. They reduce with a [`ReduceOp`] or a [`CustomOp`]. They take any
 //!   [`Buffer`]: slices, vectors, arrays, single elements, of any [`Element`] or plain [`Data`].
-//! - `start_*` calls continue in the background and return their buffers through a [`Work`].
+//! - Calls started with `start_*` are *background calls*: they return at once, and give their buffers back through a
+//!   [`Work`].
 //! - With a GPU attached (`Builder::device`), the same methods take device buffers, including cudarc's slices. They are
 //!   queued on a stream (`Communicator::with_stream` names one) and use NCCL and this crate's own kernels. [`nccl`] has
-//!   the device interface alone, [`interop`] the memory of other crates.
+//!   the device interface alone; [`interop`] is for using memory of other crates.
 //! - [`store`] has the stores and their trait. [`flight`] has the records of the last calls.
-//! - Errors have one type, [`Error`], which gives the operation, the peers involved, and the time it took.
+//! - All errors have one type, [`Error`], which gives the operation, the peers involved, and the time the operation
+//!   took.
 //! - Calls are reported to `tracing`, to counters, to trace files and to NVIDIA's profilers: [`observe`].
 //!
 //! # Features
@@ -55,7 +57,7 @@
 //! Training on many ranks is in a separate crate, `collectives-train`. Two programs are separate too: `collperf`
 //! measures, `collrun` starts ranks.
 //!
-//! Supports only Linux, on 64-bit little-endian processors.
+//! The crate supports only Linux, on 64-bit little-endian processors.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -117,7 +119,7 @@ pub mod nccl {
     };
 }
 
-/// Stores, at which the ranks of a job find each other: over TCP (PyTorch's protocol), in a folder, or in memory.
+/// Stores, at which the ranks of a job find each other: over TCP (PyTorch's protocol), in a file, or in memory.
 /// Includes the trait for your own store.
 pub mod store {
     pub use crate::rendezvous::{FileStore, MemoryStore, PrefixStore, Store, TcpStore, TcpStoreServer};
@@ -134,8 +136,8 @@ pub mod __private {
     }
 }
 
-/// The code of the guide and the README, so that `cargo test --doc` compiles it and runs what needs no launcher and no
-/// GPU.
+/// The code of the guide and the README, so that `cargo test --doc` compiles it and runs the parts that need neither a
+/// launcher nor a GPU.
 #[cfg(doctest)]
 mod guide {
     macro_rules! pages {

@@ -159,7 +159,7 @@ impl ColumnParallelLinear {
     }
 
     /// Makes the layer take this rank's part of the input along a dimension, as a
-    /// [sequence-parallel](crate::RowParallelLinear::sequence_parallel) layer leaves it. An [`all_gather`] in the
+    /// [sequence-parallel](crate::RowParallelLinear::sequence_parallel) layer returns it. An [`all_gather`] in the
     /// forward pass and a [`reduce_scatter`](crate::reduce_scatter) in the backward pass replace the all-reduce.
     #[must_use]
     pub fn sequence_parallel(mut self, dimension: usize) -> Self {

@@ -45,7 +45,7 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// The variables have other types, are in other memory, or differ between ranks; the errors of
+    /// The variables do not meet these requirements, or differ between ranks; the errors of
     /// [`Communicator::broadcast`].
     pub fn new(comm: &Communicator, variables: Vec<Var>) -> Result<Self> {
         Self::with_options(comm, variables, Options::default())
@@ -70,9 +70,9 @@ impl DataParallel {
         Ok(Self { buckets, variables })
     }
 
-    /// Adds the gradient of a variable, given by its index in the list. The gradient is copied, and reduced in the
-    /// background as soon as its bucket is full. If a model is differentiated layer by layer, averaging runs while the
-    /// gradients of earlier layers are computed.
+    /// Adds the gradient of a variable. `variable` is the variable's index in the list. The gradient is copied, and
+    /// reduced in the background as soon as its bucket is full. If a model is differentiated layer by layer, averaging
+    /// runs while the gradients of earlier layers are computed.
     ///
     /// # Errors
     ///

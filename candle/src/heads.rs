@@ -34,7 +34,8 @@ impl AttentionHeads {
     /// # Errors
     ///
     /// - The query heads cannot be split equally between the ranks, or between the heads of keys and values.
-    /// - The heads of keys and values cannot be split equally between the ranks, nor the ranks between these heads.
+    /// - The heads of keys and values cannot be split equally between the ranks, and the ranks cannot be split equally
+    ///   between these heads.
     pub fn of_rank(self, comm: &Communicator) -> Result<Self> {
         let (Self { query, key_value, .. }, ranks) = (self, comm.world_size());
         if query == 0 || key_value == 0 || !query.is_multiple_of(key_value) {

@@ -6,9 +6,9 @@
 //! - [`copy_to_ranks`], [`reduce_from_ranks`], [`gather_from_ranks`] and [`scatter_to_ranks`] begin and end a part of a
 //!   model that is split over ranks, as in Megatron. Outside this part every rank computes the same.
 //! - [`ColumnParallelLinear`], [`RowParallelLinear`], [`VocabParallelEmbedding`] and [`vocab_parallel_cross_entropy`]
-//!   are the layers built from these. Each rank reads only its share of the weights from safetensors files. Layers with
-//!   the same input, such as queries, keys and values, can share one matrix. [`AttentionHeads`] computes how many heads
-//!   a rank has.
+//!   are the layers and the loss built from these operations. Each rank reads only its share of the weights from
+//!   safetensors files. Layers with the same input, such as queries, keys and values, can share one matrix.
+//!   [`AttentionHeads`] computes how many heads a rank has.
 //! - [`DataParallel`] averages the gradients of a backward pass.
 //!
 //! ```
@@ -64,8 +64,8 @@ pub use loss::vocab_parallel_cross_entropy;
 pub use regions::{copy_to_ranks, gather_from_ranks, reduce_from_ranks, scatter_to_ranks};
 pub use row::RowParallelLinear;
 
-/// Returns the device for this rank's tensors: the communicator's GPU if it has one, and otherwise the CPU. On the GPU,
-/// tensors have their own stream, which cudarc orders with the communicator's.
+/// Returns the device for this rank's tensors: the communicator's GPU if it has one, or the CPU if it has none. On the
+/// GPU, tensors have their own stream. cudarc orders the work on that stream and on the communicator's.
 ///
 /// # Errors
 ///

@@ -11,8 +11,8 @@ fn region(comm: &Communicator, tensor: &Tensor, dimension: usize, forward: Step,
     Function { comm: comm.clone(), forward, backward: Some(backward) }.apply(tensor, dimension)
 }
 
-/// Begins a split part with the whole tensor on every rank. The forward pass only copies, and only if there will be a
-/// gradient. The backward pass sums the gradients.
+/// Begins a split part with the whole tensor on every rank. The forward pass makes no collective call, and copies the
+/// tensor only if there will be a gradient. The backward pass sums the gradients.
 ///
 /// # Errors
 ///

@@ -236,7 +236,7 @@ impl DeviceFlags {
             (
                 "-C",
                 self.issue_time.into(),
-                "a call of the host backend has ended when it returns, so there is no separate time to issue it",
+                "a call of the host backend has completed when it returns, so there is no separate issue time to measure",
             ),
             ("-y", self.null_stream.into(), "the host backend has no streams"),
             ("-M", self.memory.into(), "the host backend uses no GPU memory"),

@@ -128,7 +128,7 @@ impl RunFacts {
         }
     }
 
-    /// Returns such ranks with a device each.
+    /// Returns ranks of an imaginary host, each with a device.
     #[cfg(all(test, feature = "cuda"))]
     pub(crate) fn example_on_devices(ranks: usize) -> Self {
         let mut facts = Self { on: On::Device { nccl: 22809 }, ..Self::example(ranks) };

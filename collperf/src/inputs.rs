@@ -73,7 +73,7 @@ impl Recipe {
         self.float_of(mantissa_bits, rank, self.common(index))
     }
 
-    /// Does the same as [`Recipe::float_input`], at the index for which all ranks share these bits.
+    /// Returns what [`Recipe::float_input`] returns, at the index for which all ranks share these bits.
     #[inline(always)]
     fn float_of(&self, mantissa_bits: u32, rank: usize, common: u64) -> f64 {
         let own = own(common, rank);
@@ -101,7 +101,7 @@ impl Recipe {
         if (place() as u64) < budget { signed(own, 1.0) } else { 0.0 }
     }
 
-    /// Returns the exact reduction of such floats; `Avg` is rounded once, to `f64`.
+    /// Returns the exact reduction of the floats of all ranks at this index; `Avg` is rounded once, to `f64`.
     fn float_folded(&self, mantissa_bits: u32, index: usize) -> f64 {
         let common = self.common(index);
         let inputs = (0..self.world_size).map(|rank| (rank, self.float_of(mantissa_bits, rank, common)));
@@ -137,7 +137,7 @@ impl Recipe {
         }
     }
 
-    /// Returns the reduction of such integers, in the lower bits.
+    /// Returns the reduction of the integers of all ranks at this index, in the lower bits.
     fn integer_folded(&self, width: u32, is_signed: bool, index: usize) -> u64 {
         let widened = |bits: u64| widen(bits, width, is_signed);
         let inputs = (0..self.world_size).map(|rank| self.integer_input(width, rank, index));

@@ -56,7 +56,7 @@ pub(crate) fn run(flags: &Flags, task: impl FnOnce(&Communicator) -> Result<u8, 
     })
 }
 
-/// Does the same for a task that makes the communicator itself.
+/// Runs a task that makes the communicator itself on every rank; returns the exit code.
 pub(crate) fn run_as(flags: &Flags, task: impl FnOnce(collectives::Builder) -> Result<u8, Failure>) -> Result<u8, Failure> {
     let launcher = launcher();
     match (flags.is_one_rank, launcher, flags.ranks) {

@@ -102,7 +102,8 @@ impl Layout {
         vec![Run { start, length: self.source_length(rank), origin: Origin::Of { rank, start: 0 } }]
     }
 
-    /// Returns the expected content of that buffer after the call. Elements that no run covers are unspecified.
+    /// Returns the expected content of this rank's one buffer after a call in place. Elements that no run covers are
+    /// unspecified.
     pub(crate) fn expected_in_place(&self, rank: usize) -> Vec<Run> {
         let untouched = |length| vec![Run { start: 0, length, origin: Origin::Of { rank, start: 0 } }];
         match self.collective {

@@ -19,7 +19,7 @@ pub(crate) struct Half {
     pub(crate) wrong: Option<u64>,
     /// A summary of the times of single calls, if they were measured.
     pub(crate) spread: Option<Spread>,
-    /// These times in microseconds, each the slowest rank's.
+    /// The times of single calls in microseconds, each the slowest rank's.
     pub(crate) samples: Vec<f64>,
     /// The prediction, if one was requested.
     pub(crate) prediction: Option<Forecast>,

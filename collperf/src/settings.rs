@@ -44,7 +44,7 @@ pub(crate) struct Settings {
     pub(crate) skip: usize,
     /// Ranks to start here, or for each thread; `None`: as many as there are GPUs.
     pub(crate) ranks: Option<usize>,
-    /// Threads, each of which gets that many ranks, if requested.
+    /// The number of threads, if requested; `ranks` is then the number of ranks for each thread.
     pub(crate) threads: Option<usize>,
     /// The kind of ranks; `None`: whichever suits the other settings.
     pub(crate) rank_kind: Option<RankKind>,
@@ -79,7 +79,7 @@ pub(crate) struct Settings {
 pub(crate) enum Blocking {
     /// Nothing: the next call is made at once.
     No,
-    /// A wait for the end of the first of the two.
+    /// A wait until the first of the two calls has ended.
     Wait,
     /// A wait and a barrier, both timed.
     Barrier,
@@ -102,7 +102,7 @@ pub(crate) struct Device {
     pub(crate) refusal: Option<String>,
 }
 
-/// How buffers are prepared (`-R`). On the host backend all but the first use buffers from the library.
+/// How buffers are prepared (`-R`). On the host backend, all variants except the first use buffers from the library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Register {
     Nothing,
@@ -389,10 +389,7 @@ mod tests {
     fn flags_of_devices_are_refused_on_the_host_with_a_reason() {
         for flag in ["-G 1", "-C 1", "-x 0", "-M 1", "-y 1"] {
             let (code, message) = refusal(&format!("all_reduce --backend host {flag}"));
-            assert!(
-                code == 5 && message.starts_with(&format!("{flag}: the host backend")) || message.starts_with("-C 1: calls"),
-                "{message}"
-            );
+            assert!(code == 5 && message.starts_with(&format!("{flag}: ")) && message.contains("the host backend"), "{message}");
         }
         for flag in ["-D 3", "-V 16"] {
             let (code, message) = refusal(&format!("all_reduce {flag}"));

@@ -123,7 +123,7 @@ fn builder(settings: &Settings, number: usize) -> collectives::Builder {
     builder
 }
 
-/// Returns such a builder without a device.
+/// Returns a builder with the configuration of all ranks, but without a device.
 fn host_builder(settings: &Settings) -> collectives::Builder {
     Communicator::builder().configure(|config| {
         config.transport = settings.transport.transport();

@@ -24,8 +24,8 @@ use crate::failures::{tell_user, usage};
 use crate::host_list::{self, Host};
 use crate::order::{self, Order};
 
-/// How much longer than their ranks launchers may take to end before their connections are cut. After as long again,
-/// they are killed.
+/// How much longer than its ranks a launcher may take to end before its connection is cut. After the same time again,
+/// the launcher is killed.
 const BEYOND: Duration = Duration::from_secs(5);
 /// How long it may take to forward the remaining output after a connection has ended.
 const LAST_WORDS: Duration = Duration::from_secs(5);
@@ -226,7 +226,8 @@ impl<'a> Launchers<'a> {
         if self.arguments.keep_going && self.started.iter().any(|launcher| launcher.succeeded) { 0 } else { self.code.unwrap_or(0) }
     }
 
-    /// Prints which hosts had finished before the failure: the other hosts may have lost the ranks of these.
+    /// Prints which hosts had finished before the failure: the other hosts may have lost the ranks of the finished
+    /// hosts.
     fn say_done(&self) {
         let names: Vec<&str> = self.done.iter().take(NAMED).map(|node| &*self.hosts[*node].name).collect();
         if !names.is_empty() {

@@ -55,7 +55,7 @@ impl fmt::Display for Bind {
 pub enum Asked {
     /// None: ranks get cores if there are enough, else no binding.
     Nothing,
-    /// This binding; it is an error if it is not possible.
+    /// This binding. If it is impossible, there is an error instead of another binding.
     For(Bind),
     /// A core each; ranks share cores in turns if there are too few.
     CoresInTurns,
@@ -79,7 +79,7 @@ pub struct Binding {
     pub processors: Vec<Vec<usize>>,
     /// Why ranks are not bound, unless the command line asked for that.
     pub why_none: Option<String>,
-    /// Whether the command line asked for the binding. If so, it is an error if a rank cannot be bound.
+    /// Whether the command line asked for the binding. If so, a rank that cannot be bound fails.
     pub is_asked: bool,
 }
 
@@ -110,7 +110,7 @@ impl Binding {
         }
     }
 
-    /// Does the same for a given topology.
+    /// Places the ranks like [`Binding::here`], on a given topology.
     fn of(topology: &Topology, asked: Asked, width: Width, ranks: usize) -> Result<Self, String> {
         let cores = topology.core_count();
         let is_enough = cores >= ranks && ranks > 0;

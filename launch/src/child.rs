@@ -86,7 +86,7 @@ fn variables(job: &Job, store: &Store, place: &Place) -> Vec<(&'static str, Stri
     let Place { local_rank, attempt, error_file } = place;
     let rank = (job.node * job.local_world_size + local_rank).to_string();
     let world_size = (job.nodes * job.local_world_size).to_string();
-    // The same on every host of the job, and different from that of another job on the same host.
+    // This id is the same on every host of the job, and differs from that of another job on the same host.
     let run_id = job.run_id.clone().unwrap_or_else(|| format!("collrun-{}-{}", store.address, store.port));
     let mut variables = vec![
         ("RANK", rank.clone()),

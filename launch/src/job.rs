@@ -23,7 +23,7 @@ pub struct Job {
     pub variables: Vec<(OsString, OsString)>,
     /// Ranks on this host.
     pub local_world_size: usize,
-    /// Hosts in the job, each with as many ranks.
+    /// The number of hosts in the job, each with `local_world_size` ranks.
     pub nodes: usize,
     /// This host's number among them.
     pub node: usize,
@@ -41,7 +41,7 @@ pub struct Job {
     /// Which output goes to files.
     pub logs: Logs,
     /// The folder in which the job makes its own folder for log files and error files. If `None`, error files are in a
-    /// folder that is removed at the end. If that folder cannot be made, there are none.
+    /// folder that is removed at the end. If that folder cannot be made, there are no error files.
     pub log_folder: Option<PathBuf>,
     /// The text before each line, with `${role_name}`, `${local_rank}`, `${rank}` and `${hostname}` filled in.
     pub prefix: String,
@@ -49,7 +49,7 @@ pub struct Job {
     pub signals: Vec<i32>,
     /// How long ranks may take to stop, after another rank failed, before they are killed.
     pub grace: Duration,
-    /// How long they may take after SIGINT, SIGTERM or SIGQUIT was passed on.
+    /// How long ranks may take to stop after SIGINT, SIGTERM or SIGQUIT was passed on.
     pub grace_after_signal: Duration,
     /// How long the other hosts may take to start.
     pub patience: Duration,

@@ -69,7 +69,7 @@ pub(super) struct Supervisor<'a> {
     /// How the attempt has ended for all hosts.
     settled: Option<Settled>,
     settled_at: u64,
-    /// The signals that were passed on: a rank that one of them kills has not failed.
+    /// The signals that were passed on: a rank that is killed by such a signal has not failed.
     passed_on: Vec<i32>,
     interrupts: Interrupts,
     /// Whether ranks were killed; these have not failed either.
@@ -79,7 +79,7 @@ pub(super) struct Supervisor<'a> {
     /// Whether ranks were asked to stop, and when the remaining ones are killed.
     stopping: bool,
     patience_ends: Option<Instant>,
-    /// The signal with which they were asked, and their grace period.
+    /// The signal that asked the ranks to stop, and their grace period.
     asked: (i32, Duration),
 }
 

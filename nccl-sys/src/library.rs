@@ -21,12 +21,14 @@ const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 /// Linux's flag of `dlopen`: opens only a library that is already in the process.
 const RTLD_NOLOAD: c_int = 4;
 
-/// All libraries that were opened, in order. They are never closed: NCCL has threads that would not outlive their code.
+/// All libraries that were opened, in order. They are never closed, because NCCL's threads cannot run once their code
+/// is unloaded.
 static OPEN: Mutex<Vec<&Library>> = Mutex::new(Vec::new());
 
 /// An NCCL in this process. Its methods with NCCL's names are NCCL's functions.
 ///
-/// A call costs one atomic load more than from C. The first call of each function also searches for its name.
+/// A call costs one atomic load more than the same call from C. The first call of each function also searches for its
+/// name.
 pub struct Library {
     opened: Opened,
     /// The address of `ncclGetVersion`, which distinguishes libraries.
@@ -100,7 +102,7 @@ impl Library {
     ///
     /// The file that the loader finds under this name is an NCCL.
     unsafe fn load(name: &OsStr, flags: c_int) -> Result<Self, Reason> {
-        // SAFETY: the initialisers of NCCL have no preconditions, and the file is one: this function's contract.
+        // SAFETY: the initialisers of NCCL have no preconditions, and by this function's contract the file is an NCCL.
         let opened =
             unsafe { Opened::open(Some(name), RTLD_LAZY | RTLD_LOCAL | flags) }.map_err(|error| Reason::NotOpened(words(&error)))?;
         let found = find(&opened, "ncclGetVersion").ok_or(Reason::NotNccl).and_then(|address| Ok((address, version(address)?)));

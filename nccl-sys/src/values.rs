@@ -8,9 +8,9 @@ use std::ptr::{null, null_mut};
 use crate::{NCCL_API_MAGIC, NCCL_VERSION_CODE};
 use crate::{ncclCollConfig_t, ncclComm_t, ncclConfig_t, ncclEncryptionConfig_t, ncclEncryptionMode_t, ncclSimInfo_t};
 
-/// Stands for a number in a configuration that NCCL is to choose.
+/// In a configuration, stands for a number that NCCL is to choose.
 pub const NCCL_CONFIG_UNDEF_INT: c_int = c_int::MIN;
-/// Stands for a string or list in a configuration that NCCL is to choose.
+/// In a configuration, stands for a string or list that NCCL is to choose.
 pub const NCCL_CONFIG_UNDEF_PTR: *mut c_void = null_mut();
 /// Stands for a time that is not known yet.
 pub const NCCL_UNDEF_FLOAT: f32 = -1.0;

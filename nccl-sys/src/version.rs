@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::fmt;
 
-/// A version of NCCL, such as 2.28.9. Later ones compare as greater.
+/// A version of NCCL, such as 2.28.9. Later versions compare as greater.
 ///
 /// NCCL packs a version into one integer, [`code`](Self::code): up to 2.8 in the form 2804 for 2.8.4, and later in the
 /// form 20906 for 2.9.6.

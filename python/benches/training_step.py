@@ -6,8 +6,8 @@ torchrun --nproc-per-node 2 python/benches/training_step.py [--rounds N] [--mode
 
 The networks are ResNet-50 (25.6 million parameters in 161 tensors) and GPT-2 small (124.4 million in 148). Batches are
 so small that a step takes about a second. `ddp` is DDP with its defaults. `call_for_each` is a step without DDP, then
-one call for each parameter. `all_in_buckets` makes only the calls, of 25 MiB each. Overlapping must beat the sum of its
-time and that of a step without calls. The gradients of all ways are compared.
+one call for each parameter. `all_in_buckets` makes only the calls, of 25 MiB each. Overlapping is useful only if a step
+takes less time than `all_in_buckets` and a step without calls together. The gradients of all ways are compared.
 """
 
 import argparse

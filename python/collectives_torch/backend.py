@@ -112,7 +112,7 @@ class CollectivesBackend(Backend):
     # Making calls.
 
     def _call(self, method, arguments, opts, result, owner, finish=None):
-        """Makes a call: blocking if its caller waits for it anyway, otherwise started."""
+        """Makes a call: a blocking call if the caller waits for it anyway, otherwise a background call."""
         if getattr(opts, "asyncOp", True) or self._window() is not None:
             started = method(*arguments, self._limit(opts), owner)
             return self._add(self._work(Call(started, finish), result))
@@ -458,7 +458,7 @@ class CollectivesBackend(Backend):
         monitored_barrier(self, self._barriers, timeout, wait_all_ranks)
 
     def split(self, store, ranks, opts):
-        """Called by PyTorch's C++ code if a group has several backends. It needs a backend on every rank."""
+        """Called by PyTorch's C++ code if a group has several backends. That code needs a backend on every rank."""
         self._splits += 1
         if self._rank not in ranks:
             raise RuntimeError(f"split_group: rank {self._rank} is in none of the new groups; a group with several backends can only be split if every rank is in one")

@@ -1,7 +1,8 @@
 """Makes PyTorch's compiler leave the backend's calls alone, as it leaves C++ calls alone.
 
 The compiler traces into all Python code that a compiled function calls. At a graph break, it also compiles the functions
-that are called there. It knows few members of a group, and none of a work, so it must do neither here.
+that are called there. It knows few members of a group, and none of a work. So it must neither trace nor compile the
+backend's functions.
 """
 
 import inspect

@@ -72,7 +72,7 @@ _OF_TWO_FORMS["all_to_all_single"] = frozenset((torch.Tensor, list, *_OPTIONS))
 
 @opaque_class
 class CollectivesProcessGroup(dist.ProcessGroup):
-    """A group without other backends. Programs call its operations directly, C++ through the registered backend."""
+    """A group without other backends. Programs call its operations directly; C++ calls the registered backend."""
 
     def __init__(self, store, rank, size, timeout):
         super().__init__(store, rank, size)

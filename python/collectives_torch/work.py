@@ -1,4 +1,4 @@
-"""Started calls, as PyTorch `Work` objects.
+"""Background calls, as PyTorch `Work` objects.
 
 A work has a Python half and a C++ half. If C++ gets a work by calling Python, it keeps both halves. If a program passes
 a work to C++, only the C++ half is kept: a reducer keeps the all-reduce of DDP's `join` after the Python object is
@@ -19,7 +19,7 @@ _NO_TIMEOUT = timedelta(0)
 
 
 class Call:
-    """A started call. The first thread that sees its end calls `finish`, if any, which puts the result in its place."""
+    """A background call. The first thread that sees its end calls `finish`, if any, which puts the result in place."""
 
     __slots__ = ("_started", "_finish", "_has_finish", "_failure", "_lock", "is_over")
 
@@ -92,7 +92,7 @@ class Calls:
 
 @opaque_class
 class PendingWork:
-    """The Python half of one or more started calls."""
+    """The Python half of one or more background calls."""
 
     _future = None
 
@@ -192,8 +192,8 @@ class _HalfOfCpp:
 
     def wait(self, timeout):
         """
-        Ends the future before it returns. C++ would end it with an empty list, or with the error of this wait, which it
-        can raise only once. If a wait times out, the future ends with that error too.
+        Ends the future before this returns. C++ would end it with an empty list, or with the error of this wait, and
+        could raise that error only once. If a wait times out, the future ends with that error too.
         """
         try:
             self._call.wait(timeout)

@@ -1,9 +1,10 @@
-//! Notifies Python when calls end. One thread does this for all calls; another takes over while a callback takes long.
+//! Notifies Python when calls end. One thread does this for all calls; if a callback takes long, another thread
+//! continues.
 //!
 //! A call ends on a communicator thread. That thread must wait neither for Python's lock, which a long computation may
-//! hold, nor for a callback of the program. So ends are queued here. A callback may itself wait for the end of another
-//! call: if it takes long, the next thread continues. No end is reported once the interpreter is ending, and a forked
-//! child drops the ends that its parent had queued.
+//! hold, nor for a callback of the program. So the ends of calls are queued here. A callback may itself wait for the
+//! end of another call: if it takes long, the next thread continues. No end is reported once the interpreter is ending,
+//! and a forked child drops the ends that its parent had queued.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -48,7 +49,7 @@ pub(crate) fn tell(finish: Finish) {
         (queue.process, queue.threads, queue.busy, queue.is_stopped) = (process, 0, 0, false);
     }
     if queue.is_stopped || (queue.threads == 0 && !start(&mut queue)) {
-        // It holds references that may be dropped only with Python's lock held.
+        // `finish` holds references that may be dropped only with Python's lock held.
         std::mem::forget(finish);
         return;
     }
@@ -64,7 +65,7 @@ fn start(queue: &mut Queue) -> bool {
 }
 
 impl Queue {
-    /// Returns the next end, if no thread is in a callback or the latest callback has run for `PATIENCE`.
+    /// Returns the next queued end, if no thread is in a callback or the latest callback has run for `PATIENCE`.
     fn take(&mut self) -> Option<Finish> {
         let is_free = self.busy == 0 || self.began.is_none_or(|began| began.elapsed() >= PATIENCE);
         if is_free { self.waiting.pop_front() } else { None }
@@ -86,7 +87,7 @@ fn run() {
     CHANGED.notify_all();
 }
 
-/// Waits for the next end. Returns `None` if the queue is stopped or enough other threads are waiting.
+/// Waits for the next queued end. Returns `None` if the queue is stopped or enough other threads are waiting.
 fn next() -> Option<Finish> {
     let mut queue = lock();
     loop {
@@ -97,7 +98,7 @@ fn next() -> Option<Finish> {
             queue.busy += 1;
             queue.began = Some(Instant::now());
             if queue.busy == queue.threads {
-                // This thread continues if the callback takes long.
+                // The new thread continues if the callback takes long.
                 start(&mut queue);
             }
             return Some(finish);

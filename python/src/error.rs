@@ -7,7 +7,7 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 /// Returns the exception for an error, with the error's text: `ValueError` for a wrong argument, as everywhere in
-/// PyTorch, `DistNetworkError` for a lost peer or a network error, and `DistBackendError` otherwise.
+/// PyTorch, `DistNetworkError` for a lost peer or a network error, and `DistBackendError` for all other errors.
 pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
     match error {
         Error::InvalidArgument { .. } | Error::Config { .. } => PyValueError::new_err(error.to_string()),

@@ -1,7 +1,7 @@
-//! A group of ranks with the operations of PyTorch's process group, each blocking or started.
+//! A group of ranks with the operations of PyTorch's process group, each as a blocking or a background call.
 //!
-//! An operation with an `owner` is started: it keeps the owner until it has ended, and returns its [`Work`]. Without an
-//! owner it runs on the calling thread and has ended when it returns, which is faster.
+//! An operation with an `owner` is a background call: it keeps the owner until it has ended, and returns its [`Work`].
+//! Without an owner, an operation is a blocking call on the calling thread, which is faster.
 
 #![expect(unsafe_code, reason = "Python passes addresses of tensors")]
 
@@ -70,7 +70,7 @@ fn duration(seconds: f64) -> Duration {
 /// Returns the memory of a tensor that a call uses.
 fn buffer(tensor: Tensor) -> Result<Buffer> {
     // SAFETY: Python passes the memory of a contiguous tensor. Its caller holds the tensor during a blocking call, and
-    // the owner holds it during a started one. PyTorch requires programs not to use it meanwhile.
+    // the owner holds it during a background call. PyTorch requires programs not to use it meanwhile.
     unsafe { tensor.buffer() }
 }
 
@@ -84,7 +84,8 @@ impl Group {
         Ok(if timeout == comm.timeout() { comm.clone() } else { comm.with_timeout(timeout) })
     }
 
-    /// Makes a call: starts it if there is an owner, otherwise waits for it without Python's lock.
+    /// Makes a call: a background call if there is an owner. If there is none, waits for the call without Python's
+    /// lock.
     fn call<B: Send + 'static>(
         &self,
         py: Python<'_>,
@@ -103,7 +104,8 @@ impl Group {
         self.start(py, seconds, owner, start).map(Some)
     }
 
-    /// Starts a call, which keeps `owner` until it has ended. A refused call has not begun and uses no memory.
+    /// Starts a background call, which keeps `owner` until it has ended. A refused call has not begun and uses no
+    /// memory.
     fn start<B: Send + 'static>(
         &self,
         py: Python<'_>,
@@ -124,8 +126,8 @@ impl Group {
 
 #[pymethods]
 impl Group {
-    /// Connects to the other ranks through a store. They reach this rank at `address`, or on the loopback interface if
-    /// it is `None`.
+    /// Connects to the other ranks through a store. The other ranks reach this rank at `address`, or on the loopback
+    /// interface if `address` is `None`.
     #[new]
     fn new(py: Python<'_>, store: Py<PyAny>, rank: usize, size: usize, seconds: f64, address: Option<IpAddr>) -> PyResult<Self> {
         let store: Arc<dyn Store> = Arc::new(TorchStore::new(store));
@@ -178,7 +180,7 @@ impl Group {
         self.call(py, seconds, owner, block, |comm| comm.start_all_gather_into(buffer(source)?, buffer(destination)?))
     }
 
-    /// With counts, rank `i` gets `counts[i]` elements. Otherwise every rank gets equally many.
+    /// With counts, rank `i` gets `counts[i]` elements. Without counts, every rank gets equally many.
     #[expect(clippy::too_many_arguments, reason = "Python passes them by position")]
     fn reduce_scatter(
         &self,
@@ -249,7 +251,7 @@ impl Group {
         self.call(py, seconds, owner, Communicator::barrier, Communicator::start_barrier)
     }
 
-    /// Always started, because a message may wait for another call of the same thread.
+    /// Always a background call, because a message may wait for another call of the same thread.
     fn send(&self, py: Python<'_>, tensor: Tensor, to: usize, tag: u64, seconds: f64, owner: Py<PyAny>) -> PyResult<Work> {
         self.start(py, seconds, owner, |comm| comm.start_send(buffer(tensor)?, Envelope::rank(to).tag(tag)))
     }

@@ -1,8 +1,8 @@
 //! The Rust side of `collectives_torch`: a group of ranks over a PyTorch store, calls on tensor memory, and their ends.
 //!
-//! Python passes the addresses, lengths and types of tensors. A started call owns a reference to its tensors (`owner`)
-//! until it has ended, so their memory stays valid if the program drops them. Python makes all copies before and after
-//! a call.
+//! Python passes the addresses, lengths and types of tensors. A background call owns a reference to its tensors
+//! (`owner`) until it has ended, so their memory stays valid if the program drops them. Python makes all copies before
+//! and after a call.
 
 mod buffer;
 mod completion;

@@ -1,4 +1,4 @@
-//! Started calls, as Python sees them.
+//! Background calls, as Python sees them.
 
 use std::any::Any;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
@@ -16,7 +16,7 @@ type Started = collectives::Work<Box<dyn Any + Send>>;
 /// How long a wait lasts before it checks for signals, such as an interrupt by the user.
 const SLICE: Duration = Duration::from_millis(200);
 
-/// A started call.
+/// A background call.
 #[pyclass(frozen, module = "collectives_torch._core")]
 pub(crate) struct Work {
     state: Mutex<State>,
@@ -42,7 +42,7 @@ impl State {
 }
 
 impl Work {
-    /// Wraps a started call, which keeps `owner` and counts as running until it ends.
+    /// Wraps a background call, which keeps `owner` and counts as running until it ends.
     pub(crate) fn new(started: Started, owner: Py<PyAny>, under_way: UnderWay) -> Self {
         started.on_end(move || {
             drop(under_way);

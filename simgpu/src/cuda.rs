@@ -83,8 +83,8 @@ pub fn load_library_kernels(names: &str) -> Result<*mut c_void, u32> {
     }
 }
 
-/// Enqueues a job into `stream` that fails with the `CUresult` `code` when it runs, and breaks the context as a kernel
-/// would.
+/// Enqueues into `stream` a job that fails with the `CUresult` `code` when it runs. Like a failing kernel, the job
+/// breaks the context.
 ///
 /// # Panics
 ///
@@ -93,7 +93,7 @@ pub fn fail_stream(stream: *mut c_void, code: u32) {
     expect("planting a job that fails", call!(simgpu_fail_stream(stream => *mut c_void, code => u32)));
 }
 
-/// Enqueues a host function into `stream` that is known to read and write `accesses`. Returns the `CUresult`.
+/// Enqueues into `stream` a host function that is known to read and write `accesses`. Returns the `CUresult`.
 ///
 /// # Safety
 ///
@@ -142,8 +142,8 @@ impl Drop for Gate {
     }
 }
 
-/// Takes the problems found since the last call: races, buffers freed while in use, faults of kernels. Empty if all is
-/// well.
+/// Returns the problems found since the last call: races, buffers freed while in use, faults of kernels. Empty if all
+/// is well.
 pub fn reports() -> Vec<String> {
     let mut text = Vec::<u8>::new();
     loop {
@@ -159,7 +159,7 @@ pub fn reports() -> Vec<String> {
     }
 }
 
-/// Adds a report of the test's own.
+/// Adds the test's own report.
 pub fn report(text: &str) {
     let text = c_text(text);
     expect("reporting", call!(simgpu_report(text.as_ptr() => *const c_char)));

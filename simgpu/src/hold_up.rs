@@ -11,8 +11,8 @@ fn function<T: Copy>(name: &str) -> T {
     *found.unwrap_or_else(|error| panic!("the simulated driver has no {name}: {error}"))
 }
 
-/// Counts the calls of this process that have waited for the lock of a context, held by another call while the device
-/// worked.
+/// Counts the calls of this process that have waited for the lock of a context while another call held the lock and the
+/// device worked.
 pub fn waits_for_context() -> u64 {
     // SAFETY: the function takes no arguments.
     unsafe { function::<unsafe extern "C" fn() -> u64>("simgpu_waits_for_context")() }

@@ -10,8 +10,8 @@ const CUDA: &str = "libfakecuda.so";
 const MANAGEMENT: &str = "libfakenvml.so";
 pub(crate) const NCCL: &str = "libfakenccl.so";
 
-/// Returns the path of a library. Cargo puts them beside the tests, which lie in `target/…/deps`; programs lie above,
-/// examples beside that.
+/// Returns the path of a library. Cargo puts them beside the tests, which lie in `target/…/deps`. Programs lie in the
+/// folder above, and examples in a folder beside `deps`.
 pub(crate) fn path(name: &str) -> PathBuf {
     let program = std::env::current_exe().unwrap_or_else(|error| panic!("looking for {name}: where is this program? {error}"));
     let folders: Vec<PathBuf> = program.ancestors().skip(1).take(2).flat_map(|folder| [folder.into(), folder.join("deps")]).collect();
@@ -49,7 +49,7 @@ pub fn install() {
 ///
 /// # Panics
 ///
-/// As [`install`].
+/// In the same cases as [`install`].
 pub fn install_cuda_only() {
     cuda();
 }
@@ -105,7 +105,7 @@ pub fn preload_runtime(release: u32) -> OsString {
 ///
 /// # Panics
 ///
-/// As [`install`].
+/// In the same cases as [`install`].
 pub fn environment() -> Vec<(&'static str, OsString)> {
     if let Some(real) = crate::real::nccl() {
         return real.environment();

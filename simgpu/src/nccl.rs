@@ -90,8 +90,8 @@ pub fn fail_call_of_this_thread(function: &str, nth: u64, code: i32) {
 }
 
 /// Makes a non-blocking communicator answer at least `polls` polls with "in progress" after each call of `function`; a
-/// collective is launched after the last of them. The default is 2 for functions that make communicators and for
-/// finalize, else 0. `ncclGroupEnd` stands for whole groups.
+/// collective is launched after the last of these polls. The default is 2 for functions that make communicators and for
+/// finalize, and 0 for all others. `ncclGroupEnd` stands for whole groups.
 ///
 /// # Panics
 ///
@@ -100,15 +100,15 @@ pub fn in_progress(function: &str, polls: u32) {
     call!(simgpu_nccl_in_progress(known(function).as_ptr() => *const c_char, polls => u32) -> ());
 }
 
-/// Makes launches of `rank` in this process hang, after `after` more that succeed, until its communicator is aborted
-/// or revoked.
+/// Makes launches of `rank` in this process hang until the rank's communicator is aborted or revoked. The next `after`
+/// launches still succeed.
 pub fn hang(rank: usize, after: u32) {
     call!(simgpu_nccl_hang(rank => usize, i64::from(after) => i64) -> ());
 }
 
-/// Simulates the death of the process of `rank`, for all communicators of this process in which one of its threads has
-/// this rank. The rank itself and its peers get the asynchronous error 6 and, as with NCCL, stay blocked until they
-/// abort. Returns the number of these communicators.
+/// Simulates the death of the process of `rank`, for all communicators in which a thread of this process has this rank.
+/// The rank itself and its peers get the asynchronous error 6 and, as with NCCL, stay blocked until they abort. Returns
+/// the number of these communicators.
 pub fn lose(rank: usize) -> usize {
     call!(simgpu_nccl_lose(rank => usize) -> usize)
 }
@@ -127,21 +127,21 @@ pub fn silence_deaths() {
     call!(simgpu_nccl_silence_deaths() -> ());
 }
 
-/// Lets a rank that aborts or revokes end, until [`reset`], the collectives that it has begun for the other ranks,
-/// too: they succeed, and nothing is written. NCCL does so over peer access and shared memory: once aborted, its
-/// kernels go on without waiting.
+/// Makes a rank that aborts or revokes also end, for the other ranks, the collectives that it has begun: there they
+/// succeed, and nothing is written. This applies until [`reset`]. NCCL does so over peer access and shared memory: once
+/// aborted, its kernels go on without waiting.
 pub fn let_aborted_kernels_go_on() {
     call!(simgpu_nccl_let_aborted_kernels_go_on() -> ());
 }
 
-/// Lets the first collective of a communicator wait inside the library, until [`reset`], until all ranks have come to
-/// connect. NCCL does so from 2.22 on if the driver has virtual memory management (`cuMem`).
+/// Makes the first collective of a communicator wait, inside the library, until all ranks have come to connect. This
+/// applies until [`reset`]. NCCL does so from 2.22 on if the driver has virtual memory management (`cuMem`).
 pub fn connect_lazily() {
     call!(simgpu_nccl_connect_lazily() -> ());
 }
 
-/// Sets whether the devices have symmetric memory (the default) until [`reset`]. Without it, as between devices that
-/// cannot map each other's memory, every registration of a window is a plain registration.
+/// Sets whether the devices have symmetric memory, until [`reset`]. By default they do. Without it, as between devices
+/// that cannot map each other's memory, every registration of a window is a plain registration.
 pub fn symmetric_memory(there: bool) {
     call!(simgpu_nccl_symmetric_memory(c_int::from(there) => c_int) -> ());
 }
@@ -157,7 +157,7 @@ pub fn reset() {
     reports();
 }
 
-/// Takes the misuses found since the last call: ranks that did not agree, two threads inside, dead handles,
+/// Returns the misuses found since the last call: ranks that did not agree, two threads inside NCCL, dead handles,
 /// overlapping buffers. Empty if all is well. A real NCCL reports none.
 pub fn reports() -> Vec<String> {
     type Sink = extern "C" fn(*mut c_void, *const u8, usize);
@@ -226,9 +226,9 @@ pub fn calls_of_this_thread(function: &str) -> u64 {
     call!(simgpu_nccl_calls(known(function).as_ptr() => *const c_char, 0 => c_int) -> u64)
 }
 
-/// Returns the bytes that `rank` has sent in this process since the last [`reset`]. They are counted as if by rings
-/// (reductions, all-gather, broadcast) or direct sends (all others), for one verb, such as "AllReduce" or "Send", or
-/// for all.
+/// Returns the bytes that `rank` has sent in this process since the last [`reset`], for one verb, such as "AllReduce"
+/// or "Send", or for all verbs. They are counted as if reductions, all-gathers and broadcasts used rings, and all other
+/// verbs direct sends.
 pub fn bytes_sent(verb: Option<&str>, rank: Option<usize>) -> u64 {
     let verb = c_text(verb.unwrap_or_default());
     let rank = rank.map_or(-1, |rank| rank as c_int);
@@ -242,7 +242,7 @@ pub fn threads_started() -> u64 {
     call!(simgpu_nccl_threads_started() -> u64)
 }
 
-/// Returns the same as [`threads_started`], for calls of this thread only.
+/// Returns the number of threads that NCCL has started for calls of this thread; see [`threads_started`].
 pub fn threads_started_by_this_thread() -> u64 {
     call!(simgpu_nccl_threads_started_by_this_thread() -> u64)
 }
@@ -252,8 +252,8 @@ pub fn group_depth() -> usize {
     call!(simgpu_nccl_group_depth() -> usize)
 }
 
-/// Returns the configuration of a live communicator as NCCL read it. Fields that it does not know or must not read are
-/// not set.
+/// Returns the configuration of a live communicator as NCCL read it. Fields that NCCL does not know or must not read
+/// are not set.
 pub fn config(communicator: *mut c_void) -> Option<Config> {
     let mut config = fakenccl::unset(0);
     let known = call!(simgpu_nccl_config(communicator => *mut c_void, &raw mut config => *mut Config) -> c_int);

@@ -2,11 +2,12 @@
 //! their PTX.
 //!
 //! `COLLECTIVES_TEST_NCCL` names the library. `COLLECTIVES_TEST_NCCL_KERNELS` names the files with the PTX of its
-//! kernels, or folders of such files, separated by colons. The library must use the CUDA runtime as a shared library:
-//! a built-in runtime asks the driver for tables that only NVIDIA's driver has. Nothing can be planted in a real NCCL,
-//! so tests that do so are skipped ([`nccl`] returns the real one, if any).
+//! kernels, or folders of such files, separated by colons. The library must use the CUDA runtime as a shared library: a
+//! built-in runtime asks the driver for tables that only NVIDIA's driver has. Nothing can be planted in a real NCCL, so
+//! tests that plant something are skipped ([`nccl`] returns the real one, if any).
 //!
-//! Some settings are needed on the simulation, or save time. Each applies unless the environment sets it:
+//! Some settings are needed on the simulation, or save time. Each of these settings applies unless the environment sets
+//! it:
 //!
 //! - `NCCL_MAX_CTAS=1`: a kernel of one block, because more blocks only make the interpreter slower.
 //! - `NCCL_PROTO=^LL128`: that protocol needs all threads of a warp to store at once.
@@ -70,8 +71,9 @@ impl RealNccl {
         static OPENED: OnceLock<Library> = OnceLock::new();
         OPENED.get_or_init(|| {
             for (name, value) in self.settings() {
-                // SAFETY: the standard library keeps its own readers of the environment apart from this. The C code
-                // that reads it is NCCL and the libraries it loads, which are opened after this, once.
+                // SAFETY: the standard library keeps its own readers of the environment apart from this. The only C
+                // code that reads the environment is NCCL and the libraries that it loads. They are opened once, after
+                // this.
                 unsafe { env::set_var(name, value) };
             }
             library::runtime(self.release);

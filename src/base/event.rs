@@ -1,4 +1,4 @@
-//! The calls of listeners by this crate.
+//! How this crate calls listeners.
 //!
 //! A listener is the program's code: a subscriber of `tracing`, an observer, the drop of a buffer. It may panic, and it
 //! may call this crate. So two rules hold for every call of a listener:

@@ -2,9 +2,9 @@
 //!
 //! # Design
 //!
-//! A communicator's calls run in the order in which its threads make them. A started call has its place in that order
-//! before its thread begins to run it. So a ticket can be drawn now and used later, by another thread. Taking a free
-//! lock is one atomic addition, and leaving it is one store: together about 5 ns. A mutex needs two locked
+//! A communicator's calls run in the order in which its threads make them. A background call has its place in that
+//! order before its thread begins to run it. So a ticket can be drawn now and used later, by another thread. Taking a
+//! free lock is one atomic addition, and leaving it is one store: together about 5 ns. A mutex needs two locked
 //! instructions.
 //!
 //! A thread that holds a turn ([`TicketLock::enter`]) may use the value as often as it likes, one use after the other.
@@ -39,7 +39,7 @@ pub(crate) enum NoTurn {
     Forked,
 }
 
-/// A place in the order. It must be used or given up; otherwise the lock waits for it forever.
+/// A place in the order. It must be used or given up, or the lock waits for it forever.
 #[derive(Debug)]
 #[must_use = "later tickets wait until this one is used or given up"]
 pub(crate) struct Ticket(usize);
@@ -148,7 +148,7 @@ impl<T> TicketLock<T> {
     fn used<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
         self.inside.store(thread_key() << 1 | USED, Ordering::Relaxed);
         let _use = Use(self);
-        // SAFETY: - no other thread has the value: the ticket of this thread's turn was drawn once and used up once, it
+        // SAFETY: - no other thread has the value: the ticket of this thread's turn was drawn once and used once, it
         // is being served, and it is served until the turn is dropped, which is on this thread and after this function;
         // - this thread has it once: `inside` marks it as used until `_use` is dropped, and a caller that finds that is
         //   refused;

@@ -201,7 +201,7 @@ pub(crate) mod store {
     pub(crate) const EVENTS: usize = 256;
     /// The pause after waiting for events has failed. Only a lack of memory causes that.
     pub(crate) const FAILED_WAIT_PAUSE: Duration = Duration::from_millis(100);
-    /// The longest attempt to connect: a host that drops packets must not use up the whole deadline.
+    /// The longest attempt to connect: a host that drops packets must not exhaust the whole deadline.
     pub(crate) const ATTEMPT: Duration = Duration::from_secs(10);
     /// How long a process whose rank is outside the job tries to report that to the other ranks.
     pub(crate) const TELL_OF_OUTSIDER: Duration = Duration::from_secs(2);
@@ -401,7 +401,8 @@ pub(crate) mod waiting {
 
     /// If this much time passes between two readings of the clock without a yield, another thread had the core.
     pub(crate) const LATE: Duration = Duration::from_micros(50);
-    /// If a yield takes this long, another thread had the core. Otherwise a yield takes less than a microsecond.
+    /// If a yield takes this long, another thread had the core. A yield takes less than a microsecond if no other
+    /// thread wants the core.
     pub(crate) const LATE_YIELD: Duration = Duration::from_micros(8);
     /// The same if ranks give up the core for each other: less than a time slice, but more than a rank's own turn.
     pub(crate) const LATE_AMONG_RANKS: Duration = Duration::from_millis(1);
@@ -631,7 +632,7 @@ pub(crate) mod shrink {
     pub(crate) const LOOK_FURTHER: Duration = Duration::from_millis(250);
     /// How long a leader waits for ranks that were given up once.
     pub(crate) const GRACE: Duration = Duration::from_secs(1);
-    /// If a leader is held up for this time, the others may have given it up.
+    /// If a leader is held up for this time, the others may have given up waiting for it.
     pub(crate) const LONG: Duration = Duration::from_secs(3);
     /// The largest number of probes of other recovery listeners by a rank that continues and is held up each time.
     pub(crate) const LOOKS: usize = 4;

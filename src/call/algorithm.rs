@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// `doubling`: exchanges with ranks at distances 1, 2, 4 …; after log₂ n of them every rank has data from all
+    /// `doubling`: exchanges with ranks at distances 1, 2, 4 …; after log₂ n exchanges, every rank has data from all
     /// others.
     Doubling,
     /// `binomial`: a tree of log₂ n levels.
@@ -26,7 +26,8 @@ pub enum Algorithm {
     Chain,
     /// `scatter_gather`: a ring gives every rank a complete share; the shares then go to the root.
     ScatterGather,
-    /// `direct`: every rank exchanges with every other. Folds take all ranks' contributions at once, in rank order.
+    /// `direct`: every rank exchanges with every other. A reduction takes all ranks' contributions at once, in rank
+    /// order.
     Direct,
     /// `flags`, in shared memory: only flags, for calls without data.
     Flags,
@@ -34,7 +35,7 @@ pub enum Algorithm {
     Mailboxes,
     /// `slots`, in shared memory: data goes through the ranks' larger areas, in steps.
     Slots,
-    /// `shares`, in shared memory: like `slots`, but each rank folds one share for all ranks.
+    /// `shares`, in shared memory: like `slots`, but each rank reduces one share for all ranks.
     Shares,
     /// `links`, in shared memory: messages between pairs of ranks, as between hosts.
     Links,

@@ -44,8 +44,8 @@ pub(crate) struct Operands<S, D> {
 }
 
 // SAFETY: they are addresses, which are not dereferenced here. The backend that runs a job dereferences them, while its
-// caller borrows the buffers (a blocking call) or the call owns them beside the job (a started one); their contents are
-// `Send` (`Data: Send`).
+// caller borrows the buffers (a blocking call) or the call owns them beside the job (a background call); their contents
+// are `Send` (`Data: Send`).
 unsafe impl<S: Address, D: Address> Send for Operands<S, D> {}
 
 /// A buffer that is a list of separate blocks, one for each rank. Offsets count as if the blocks were contiguous, in

@@ -99,7 +99,7 @@ impl Collective {
         }
     }
 
-    /// Returns whether it folds: `all_reduce`, `reduce`, `reduce_scatter`, `reduce_scatter_v`.
+    /// Returns whether it reduces: `all_reduce`, `reduce`, `reduce_scatter`, `reduce_scatter_v`.
     #[must_use]
     pub const fn reduces(self) -> bool {
         matches!(self, Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter | Collective::ReduceScatterV)

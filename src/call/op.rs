@@ -15,16 +15,17 @@ use crate::error::{Error, Result};
 /// These rules define the result for `n` ranks on host memory, over every transport. They hold on devices too, unless a
 /// rule says otherwise:
 ///
-/// - `f16`, `bf16` and the 8-bit floats are accumulated in `f32` and rounded once wherever a rank folds several inputs
-///   (shared memory, direct exchange). A hop of a ring or a tree sends its partial result in the element's type.
+/// - `f16`, `bf16` and the 8-bit floats are accumulated in `f32` and rounded once wherever a rank reduces several
+///   inputs at once (shared memory, direct exchange). A hop of a ring or a tree sends its partial result in the
+///   element's type.
 /// - Integer `Sum` and `Prod` wrap.
 /// - `Min` and `Max` drop a NaN if the other operand is a number.
 /// - `bool`: `Sum` and `Max` mean OR, `Prod` and `Min` mean AND; `Avg` is refused.
 /// - `Avg`: floats are summed, then divided by `n` once. Integers are summed (wrapping), then divided, truncating
 ///   toward zero. So floats near the largest number of their type overflow in the sum: the mean of eight `f32` of
-///   `1e38` is an infinity. On devices NCCL may divide first, which does not overflow. Whether it does depends on size,
-///   type, number of ranks and devices (`Device::explain` reports it), so rely on neither. Means of `f16` on devices do
-///   not overflow.
+///   `1e38` is an infinity. On devices NCCL may divide first; then the sum does not overflow. Whether NCCL divides
+///   first depends on size, type, number of ranks and devices (`Device::explain` reports it), so do not rely on either
+///   order. Means of `f16` on devices do not overflow.
 /// - On host memory every rank ends with the same bits, and the same inputs give the same bits on every run at the same
 ///   world size and transport. [`Config::reproducible`](crate::Config::reproducible) promises more. On devices NCCL
 ///   chooses the order of a sum.
@@ -149,9 +150,9 @@ impl FromStr for ReduceOp {
 
 /// A reduction defined by the caller.
 ///
-/// The function gets two slices of equal length and folds the second into the first, element by element. It may be
+/// The function gets two slices of equal length and reduces the second into the first, element by element. It may be
 /// called on any part of a buffer, and in any grouping, so it must be associative. An op that is not commutative is
-/// folded in rank order. Every rank must use an op of the same name and kind; ranks compare both.
+/// applied in rank order. Every rank must use an op of the same name and kind; ranks compare both.
 ///
 /// ```
 /// use collectives::{Communicator, CustomOp};
@@ -215,7 +216,8 @@ impl<T: Data> CustomOp<T> {
 
     /// Adds an implementation for device buffers: a CUDA C expression over `a` (the result so far) and `b` (the next
     /// rank's element), e.g. `fabsf(b) > fabsf(a) ? b : a`. Both are of the element's type, or `float` for `f16`,
-    /// `bf16` and the 8-bit floats, whose result is rounded once, after the last rank. Ranks are folded in order.
+    /// `bf16` and the 8-bit floats, whose result is rounded once, after the last rank. The ranks' elements are reduced
+    /// in rank order.
     ///
     /// NVRTC compiles it when a communicator first uses it. If NVRTC is absent, the call returns an error. Every rank
     /// must pass the same expression.
@@ -224,9 +226,9 @@ impl<T: Data> CustomOp<T> {
         Self { device: Some(DeviceCode::Expression(expression.into())), ..self }
     }
 
-    /// Adds an implementation for device buffers: your own PTX image and the name of the entry in it that folds. The
-    /// entry has the parameters of this crate's folds, which `kernels/README.md` lists. The driver compiles it when a
-    /// communicator first uses it. The image is trusted: it can do whatever a kernel can.
+    /// Adds an implementation for device buffers: your own PTX image and the name of the entry in it that reduces. The
+    /// entry has the parameters of this crate's own kernels that reduce, which `kernels/README.md` lists. The driver
+    /// compiles it when a communicator first uses it. The image is trusted: it can do whatever a kernel can.
     ///
     /// # Safety
     ///
@@ -237,7 +239,7 @@ impl<T: Data> CustomOp<T> {
         Self { device: Some(DeviceCode::Ptx { image: image.into(), entry: entry.into() }), ..self }
     }
 
-    /// Creates an op that is only associative: it is always folded in rank order.
+    /// Creates an op that is only associative: it is always applied in rank order.
     pub fn ordered(name: &str, function: impl Fn(&mut [T], &[T]) + Send + Sync + 'static) -> Self {
         Self { commutative: false, ..Self::new(name, function) }
     }

@@ -11,11 +11,11 @@
 //! - raw buffers and their layout in blocks,
 //! - the kernel that folds.
 //!
-//! A blocking call runs the job on the caller's thread. A started call passes the job, with the buffers that the call
-//! owns, to a worker thread. Both take turns at the host backend: a ticket lock (`ticket_lock.rs`) serves started calls
-//! and blocking calls in the order in which they are made. Messages have their own lock (`progress/`), so they do not
-//! wait for collectives. A call that consists of several collectives (`alloc`, `split`, objects, `close`) holds one
-//! turn for all of them.
+//! A blocking call runs the job on the caller's thread. A background call passes the job, with the buffers that the
+//! call owns, to a worker thread. Both take turns at the host backend: a ticket lock (`ticket_lock.rs`) serves
+//! background calls and blocking calls in the order in which they are made. Messages have their own lock (`progress/`),
+//! so they do not wait for collectives. A call that consists of several collectives (`alloc`, `split`, objects,
+//! `close`) holds one turn for all of them.
 //!
 //! A call on devices first takes a turn at the device backend. It holds that turn while it is compared and queued.
 //! Creating or closing an NCCL communicator also takes such a turn.

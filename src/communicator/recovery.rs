@@ -51,7 +51,7 @@ pub(in crate::communicator) enum Probe {
     Gone,
     /// The process exists.
     Alive,
-    /// There was no answer, so neither is known.
+    /// There was no answer, so the process may be gone or exist.
     NoAnswer,
 }
 

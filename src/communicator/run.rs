@@ -18,7 +18,7 @@ use crate::error::Result;
 use crate::host::backend::{HostBackend, Job, Jobs};
 use crate::host::health::forked;
 
-/// A started call: jobs for the worker, or a call queued on a device.
+/// A background call: jobs for the worker, or a call queued on a device.
 enum Launched {
     Host(Jobs),
     #[cfg(feature = "cuda")]
@@ -46,7 +46,7 @@ impl Communicator {
         }
     }
 
-    /// Runs a checked job of the host backend on this thread, after the started calls.
+    /// Runs a checked job of the host backend on this thread, after the background calls.
     #[inline]
     pub(super) fn run(&self, job: &Job) -> Result<()> {
         self.in_turn(&job.call, |backend, deadline| backend.run(job, deadline))

@@ -414,7 +414,8 @@ fn message(comm: &Communicator, bytes: &mut [u8]) -> Result<()> {
 #[test]
 fn no_byte_but_0_and_1_is_received() {
     everywhere(|comm, count| {
-        // Once the message meets its receive, and once it comes before it, if it is short enough for that.
+        // Once the receive comes before the message, and once the message comes before the receive, if it is short
+        // enough for that.
         for early in [false, count < 1 << 10] {
             let mut bytes = said(comm.rank(), count);
             if early && comm.rank() == 0 {

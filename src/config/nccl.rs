@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct CheckDeviceCalls {
-    /// How many are compared; `None` for all.
+    /// How many calls are compared; `None` for all.
     first: Option<u64>,
 }
 
@@ -32,8 +32,8 @@ impl CheckDeviceCalls {
     /// Compares all calls: the default.
     pub const ALWAYS: Self = Self { first: None };
 
-    /// Compares only the first `calls` collectives of each communicator, and as many messages from each rank to each. 0
-    /// for none.
+    /// Compares only the first `calls` collectives of each communicator, and the first `calls` messages from each rank
+    /// to each other rank. With 0, nothing is compared.
     ///
     /// # Safety
     ///
@@ -114,7 +114,7 @@ impl NcclLibrary {
 
 /// NCCL's own settings. A setting that is not set is left to NCCL or its environment variables.
 ///
-/// Ranks must agree on them. A library older than a setting ignores it.
+/// Ranks must agree on them. A library that is older than a setting ignores the setting.
 ///
 /// ```
 /// use collectives::nccl::NcclConfig;
@@ -151,9 +151,9 @@ pub struct NcclConfig {
 pub enum CtaPolicy {
     /// As many blocks as give the most bandwidth.
     Default,
-    /// Fewer, if that costs little bandwidth.
+    /// Fewer blocks, if that costs little bandwidth.
     Efficiency,
-    /// None if copy engines can do the work: needs windows and NCCL 2.28.3.
+    /// No blocks if copy engines can do the work. This needs NCCL windows and NCCL 2.28.3.
     Zero,
 }
 
@@ -170,124 +170,125 @@ pub enum GraphUsage {
 }
 
 impl NcclConfig {
-    /// Sets the blocks in a cluster on sm_90 and later: `cgaClusterSize`, 0 to 8. NCCL 2.17.1.
+    /// Sets the number of blocks in a cluster on sm_90 and later: `cgaClusterSize`, 0 to 8. Since NCCL 2.17.1.
     #[must_use]
     pub fn cga_cluster_size(mut self, blocks: u32) -> Self {
         self.cga_cluster_size = Some(blocks);
         self
     }
 
-    /// Sets the fewest blocks of a kernel: `minCTAs`, no more than [`max_ctas`](Self::max_ctas), which must be set too.
-    /// NCCL 2.17.1.
+    /// Sets the minimum number of blocks of a kernel: `minCTAs`, at most [`max_ctas`](Self::max_ctas), which must be
+    /// set too. Since NCCL 2.17.1.
     #[must_use]
     pub fn min_ctas(mut self, blocks: u32) -> Self {
         self.min_ctas = Some(blocks);
         self
     }
 
-    /// Sets the most blocks of a kernel, each of which takes most of a multiprocessor: `maxCTAs`, up to 64. NCCL
-    /// 2.17.1.
+    /// Sets the maximum number of blocks of a kernel, up to 64: `maxCTAs`. Each block takes most of a multiprocessor.
+    /// Since NCCL 2.17.1.
     #[must_use]
     pub fn max_ctas(mut self, blocks: u32) -> Self {
         self.max_ctas = Some(blocks);
         self
     }
 
-    /// Sets the network plugin by its name, such as `IB` or `Socket`: `netName`. NCCL 2.17.1.
+    /// Sets the network plugin by its name, such as `IB` or `Socket`: `netName`. Since NCCL 2.17.1.
     #[must_use]
     pub fn network_name(mut self, name: impl Into<String>) -> Self {
         self.network_name = Some(name.into());
         self
     }
 
-    /// Sets whether communicators split off this one share its resources: `splitShare`. NCCL 2.18.1. `true` is refused,
-    /// because NCCL aborts communicators with shared resources together, and a split must outlive its origin.
+    /// Sets whether communicators split off this one share its resources: `splitShare`. Since NCCL 2.18.1. `true` is
+    /// refused, because NCCL aborts communicators with shared resources together, and a split must outlive its origin.
     #[must_use]
     pub fn split_share(mut self, share: bool) -> Self {
         self.split_share = Some(share);
         self
     }
 
-    /// Sets the traffic class of its packets: `trafficClass`. NCCL 2.26.2.
+    /// Sets the traffic class of NCCL's packets: `trafficClass`. Since NCCL 2.26.2.
     #[must_use]
     pub fn traffic_class(mut self, class: u32) -> Self {
         self.traffic_class = Some(class);
         self
     }
 
-    /// Sets the name that NCCL uses for it in its logs: `commName`. NCCL 2.27.3.
+    /// Sets the name that NCCL uses for the communicator in its logs: `commName`. Since NCCL 2.27.3.
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
     }
 
-    /// Sets whether reductions inside the network are used (SHARP): `collnetEnable`. NCCL 2.27.3.
+    /// Sets whether reductions inside the network are used (SHARP): `collnetEnable`. Since NCCL 2.27.3.
     #[must_use]
     pub fn collnet(mut self, enable: bool) -> Self {
         self.collnet = Some(enable);
         self
     }
 
-    /// Sets how much of the device its kernels may take from other kernels: `CTAPolicy`. NCCL 2.27.3.
+    /// Sets how much of the device NCCL's kernels may take from other kernels: `CTAPolicy`. Since NCCL 2.27.3.
     #[must_use]
     pub fn cta_policy(mut self, policy: CtaPolicy) -> Self {
         self.cta_policy = Some(policy);
         self
     }
 
-    /// Sets whether a communicator shrunk from this one shares its resources: `shrinkShare`. NCCL 2.27.3. `true` is
-    /// refused, as in [`split_share`](Self::split_share).
+    /// Sets whether a communicator shrunk from this one shares its resources: `shrinkShare`. Since NCCL 2.27.3. `true`
+    /// is refused, as in [`split_share`](Self::split_share).
     #[must_use]
     pub fn shrink_share(mut self, share: bool) -> Self {
         self.shrink_share = Some(share);
         self
     }
 
-    /// Sets the blocks of kernels that reduce in the NVLink switch: `nvlsCTAs`. NCCL 2.27.3.
+    /// Sets the number of blocks of kernels that reduce in the NVLink switch: `nvlsCTAs`. Since NCCL 2.27.3.
     #[must_use]
     pub fn nvls_ctas(mut self, blocks: u32) -> Self {
         self.nvls_ctas = Some(blocks);
         self
     }
 
-    /// Sets the channels to each peer over the network, for all-to-all and messages: `nChannelsPerNetPeer`. NCCL
-    /// 2.28.3.
+    /// Sets the number of channels to each peer over the network, for all-to-all and messages: `nChannelsPerNetPeer`.
+    /// Since NCCL 2.28.3.
     #[must_use]
     pub fn channels_per_net_peer(mut self, channels: u32) -> Self {
         self.channels_per_net_peer = Some(channels);
         self
     }
 
-    /// Sets whether messages are scheduled for NVLink first: `nvlinkCentricSched`. NCCL 2.28.3.
+    /// Sets whether messages are scheduled for NVLink first: `nvlinkCentricSched`. Since NCCL 2.28.3.
     #[must_use]
     pub fn nvlink_centric_sched(mut self, enable: bool) -> Self {
         self.nvlink_centric_sched = Some(enable);
         self
     }
 
-    /// Sets how it is used with CUDA graphs. A single kind of use saves bookkeeping. `graphUsageMode`. NCCL 2.29.2.
+    /// Sets how the communicator is used with CUDA graphs: `graphUsageMode`. A single kind of use saves NCCL
+    /// bookkeeping. Since NCCL 2.29.2.
     #[must_use]
     pub fn graph_usage(mut self, usage: GraphUsage) -> Self {
         self.graph_usage = Some(usage);
         self
     }
 
-    /// Sets the contexts for one-sided operations: `numRmaCtx`. NCCL 2.29.2.
+    /// Sets the number of contexts for one-sided operations: `numRmaCtx`. Since NCCL 2.29.2.
     #[must_use]
     pub fn rma_contexts(mut self, contexts: u32) -> Self {
         self.rma_contexts = Some(contexts);
         self
     }
 
-    /// Sets the most peers that it sends messages to at once: `maxP2pPeers`. NCCL 2.30.3.
+    /// Sets the maximum number of peers to which a rank sends messages at once: `maxP2pPeers`. Since NCCL 2.30.3.
     #[must_use]
     pub fn max_p2p_peers(mut self, peers: u32) -> Self {
         self.max_p2p_peers = Some(peers);
         self
     }
 
-    /// Sets whether the order of streams is kept inside graphs: `graphStreamOrdering`. NCCL 2.30.7.
+    /// Sets whether the order of streams is kept inside graphs: `graphStreamOrdering`. Since NCCL 2.30.7.
     #[must_use]
     pub fn graph_stream_ordering(mut self, keep: bool) -> Self {
         self.graph_stream_ordering = Some(keep);
@@ -295,7 +296,7 @@ impl NcclConfig {
     }
 
     /// Sets whether kernels of several communicators run in the order in which they were launched:
-    /// `launchOrderImplicit`. NCCL 2.31.2.
+    /// `launchOrderImplicit`. Since NCCL 2.31.2.
     #[must_use]
     pub fn launch_order_implicit(mut self, keep: bool) -> Self {
         self.launch_order_implicit = Some(keep);

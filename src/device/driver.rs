@@ -125,7 +125,7 @@ pub(crate) fn has(symbol: &str) -> bool {
     opened().is_some_and(|(library, _)| unsafe { library.get::<*const ()>(symbol) }.is_ok())
 }
 
-/// Checks that the driver exists, has every function that this crate calls, and works; the error states what is wrong.
+/// Checks that the driver exists, has every function that this crate calls, and works. The error states what is wrong.
 pub(crate) fn check() -> Result<(), String> {
     static CHECKED: OnceLock<Result<(), String>> = OnceLock::new();
     CHECKED.get_or_init(probe).clone()
@@ -371,12 +371,12 @@ impl Drop for Event {
     }
 }
 
-/// Makes this thread's calls invisible to stream captures of other threads. Otherwise they would end any capture.
+/// Makes this thread's calls invisible to stream captures of other threads. A visible call would end any capture.
 pub(crate) fn ignore_captures() {
     exchange_capture_mode(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
 }
 
-/// Calls the driver in such a way that no capture is affected. Otherwise a call that cannot be part of a graph ends
+/// Calls the driver in such a way that no capture is affected. Without this, a call that cannot be part of a graph ends
 /// every capture in progress.
 pub(crate) fn unseen_by_captures<R>(call: impl FnOnce() -> R) -> R {
     let mode = exchange_capture_mode(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);

@@ -24,10 +24,10 @@ use crate::error::{Error, Result};
 /// Device memory allocated by NCCL, for which registrations, windows and reductions in the NVLink switch work best.
 ///
 /// The buffer can be used like a cudarc `CudaSlice`, with cudarc's own copies and kernels and with this crate's
-/// collectives. It tracks the streams that use it in the same way. NCCL frees memory at once, not in the order of a
-/// stream. So dropping the buffer waits up to a minute for the streams that use it. If they do not finish in that time,
-/// the memory is leaked, because a kernel may still use it. If event tracking is disabled in the context, dropping
-/// waits for all work in the context.
+/// collectives. Like a `CudaSlice`, the buffer tracks the streams that use it. NCCL frees memory at once, not in the
+/// order of a stream. So dropping the buffer waits up to a minute for the streams that use it. If they do not finish in
+/// that time, the memory is leaked, because a kernel may still use it. If event tracking is disabled in the context,
+/// dropping waits for all work in the context.
 #[derive(Debug)]
 pub struct NcclBuffer<T: Data> {
     library: &'static Library,
@@ -323,9 +323,9 @@ impl<B> Drop for EngineGuard<B> {
 /// A buffer registered with one communicator, whose collectives can use it in place, without copies through NCCL's
 /// buffers.
 ///
-/// The registration owns the buffer, a [`NcclBuffer`] or a `CudaSlice`, and is used like one. Dropping it waits for the
-/// communicator's work on the device. If NCCL does not forget the buffer within ten minutes, its memory is leaked, and
-/// a `tracing` event reports it.
+/// The registration owns the buffer, a [`NcclBuffer`] or a `CudaSlice`, and is used like the buffer itself. Dropping it
+/// waits for the communicator's work on the device. If NCCL does not forget the buffer within ten minutes, its memory
+/// is leaked, and a `tracing` event reports it.
 #[derive(Debug)]
 pub struct Registration<T, B> {
     held: EngineGuard<B>,
@@ -352,8 +352,9 @@ impl<T: Data, B: Registrable<Element = T>> Registration<T, B> {
 /// A buffer that all ranks of one communicator register together. The fastest kernels need such a buffer, and so do
 /// collectives without kernels.
 ///
-/// The window owns the buffer, and is used like one. Dropping it waits for the communicator's work on the device. If
-/// NCCL does not forget the buffer within ten minutes, its memory is leaked, and a `tracing` event reports it.
+/// The window owns the buffer, and is used like the buffer itself. Dropping it waits for the communicator's work on the
+/// device. If NCCL does not forget the buffer within ten minutes, its memory is leaked, and a `tracing` event reports
+/// it.
 #[derive(Debug)]
 pub struct Window<T, B> {
     held: EngineGuard<B>,

@@ -67,10 +67,11 @@
 //! a call is queued, the ranks exchange its fingerprint over the host backend, in an `all_gather` of 40 B. For a group
 //! they exchange the number of its calls and a SHA-256 of their fingerprints. If something differs, they exchange the
 //! first calls, and then all of them. Nothing has been queued by then, so the communicator stays usable after a
-//! `Mismatch`. The cost is one small `all_gather` per call. In addition, ranks wait for each other on the host, which
-//! queued calls otherwise do not. To compare fewer calls, a program must make a promise through an `unsafe` function;
-//! the environment can only request that all calls are compared. Inside a capture, calls are compared as usual, because
-//! the comparison is host code that all ranks run. A launch of the graph is not a call of this crate.
+//! `Mismatch`. The cost is one small `all_gather` per call. In addition, ranks wait for each other on the host, whereas
+//! calls that are only queued do not make the host wait. To compare fewer calls, a program must make a promise through
+//! an `unsafe` function; the environment can only request that all calls are compared. Inside a capture, calls are
+//! compared as usual, because the comparison is host code that all ranks run. A launch of the graph is not a call of
+//! this crate.
 //!
 //! The sender of a message sends a *header* over the host backend and continues. The header describes the message. It
 //! is an eager message of 24 B under a reserved tag, numbered for each pair of ranks. A receive waits for the header
@@ -82,7 +83,7 @@
 //! The collectives of `group_across` are also compared by headers, from each rank to every other. A thread with several
 //! ranks cannot wait in a collective of one of them. When threads hold different sets of ranks, only all-to-all is free
 //! of deadlocks. From its first header (or a comparison that passed) on, a rank must queue its calls. If it does not,
-//! for example because of a panic, a `CommitGuard` ends the device backend. Otherwise NCCL would match later calls
+//! for example because of a panic, a `CommitGuard` ends the device backend. Without this, NCCL would match later calls
 //! wrongly.
 //!
 //! A communicator without a host backend compares its typed calls over NCCL (`communicator/device/nccl/`,
@@ -102,10 +103,10 @@
 //! unfinished calls as failed. If a folder was set, the records are written there, whether or not another call is made.
 //!
 //! **Buffers.** A `CudaSlice` remembers only its last reader. So if a call reads a borrowed buffer on a stream other
-//! than the one that will free it, the freeing stream is made to wait for the call. Otherwise a second reader would
-//! hide the first, and safe code could free the memory while the first still reads it. Started calls own their buffers
-//! and need no such wait. A writer on a third stream that follows a reader outside this crate still waits for that
-//! reader alone; only cudarc can fix that.
+//! than the one that will free it, the freeing stream is made to wait for the call. Without this wait, a second reader
+//! would hide the first, and safe code could free the memory while the first still reads it. Background calls own their
+//! buffers and need no such wait. A writer on a third stream that follows a reader outside this crate still waits for
+//! that reader alone; only cudarc can fix that.
 //!
 //! **Memory of other crates** (`interop/`) has no cudarc events. Instead, the owner promises that all uses of the
 //! memory follow one stream; `AsDevicePtr` is unsafe to implement for that reason alone. A call on a different stream

@@ -102,10 +102,10 @@ impl fmt::Debug for UniqueId {
 /// ```
 ///
 /// A clone is a further handle to the same communicator. Threads that share a communicator queue their calls one after
-/// the other, in the order of arrival. [`Device::raw`](crate::Device::raw) returns the one behind a
-/// [`Communicator`](crate::Communicator). All ranks must make a call through the same one of the two, because the
-/// `Communicator` compares calls over its host backend. If some ranks use one and some the other, all wait until the
-/// deadline.
+/// the other, in the order of arrival. [`Device::raw`](crate::Device::raw) returns the NCCL communicator behind a
+/// [`Communicator`](crate::Communicator). All ranks must make a call through the same one of these two types, because
+/// the `Communicator` compares calls over its host backend. If some ranks use the `Communicator` and others the
+/// `NcclCommunicator`, all wait until the deadline.
 #[derive(Debug, Clone)]
 pub struct NcclCommunicator(Arc<Inner>);
 
@@ -321,7 +321,7 @@ impl NcclCommunicator {
     ///   this rank's block of the longer one.
     /// - The source holds elements of its type.
     /// - All ranks make the same call, with the same op, root, type and counts, as their next one on this communicator.
-    ///   Typed calls and those of other threads count.
+    ///   Typed calls, and calls of other threads, count too.
     /// - All ranks made the communicator with the same [`Config`], on devices of the same compute capability.
     ///
     /// None of this is compared, and NCCL writes whatever it receives.

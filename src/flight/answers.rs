@@ -11,7 +11,7 @@ use crate::call::Call;
 use crate::error::{Error, Result};
 
 impl Flight {
-    /// Returns all records: collectives, then messages, then device calls, each oldest first. Started calls that the
+    /// Returns all records: collectives, then messages, then device calls, each oldest first. Background calls that the
     /// worker has not begun yet come last.
     pub(crate) fn records(&self) -> Vec<Record> {
         if !self.is_on() || self.is_foreign() {
@@ -106,8 +106,7 @@ fn described(raw: &Raw, kept: Kept, line: &Timeline, slowly: &Slowly) -> Option<
     })
 }
 
-/// Describes a collective that was started and that the worker has not begun, with the sequence number that it will
-/// get.
+/// Describes a background collective that the worker has not begun, with the sequence number that it will get.
 fn waiting_for_its_turn(call: &Call, since: Duration, sequence: u64, number: u64) -> Option<Record> {
     let record = Record::decode(number, Backend::Host, Call { sequence, ..*call }.record())?;
     Some(Record { state: State::Queued, started_ns: u64::try_from(since.as_nanos()).ok(), ..record })

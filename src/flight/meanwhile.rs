@@ -1,5 +1,5 @@
 //! Finds the other calls in which a process waited while a deadline passed. If two ranks or threads use two
-//! communicators in opposite orders, they wait for each other: the error of one call then names the other call.
+//! communicators in different orders, they wait for each other: the error of one call then names the other call.
 //!
 //! This runs only when a deadline has passed. It reads the last records of each ring, because a call that hangs is
 //! among them. That costs some microseconds per communicator.

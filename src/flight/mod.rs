@@ -105,7 +105,7 @@ struct Failure {
 /// State that is used only when a call takes long anyway.
 #[derive(Debug, Default)]
 struct Slowly {
-    /// Calls that were started but that the worker has not begun, with their start times.
+    /// Background calls that the worker has not begun, with their start times.
     queued: VecDeque<(Call, Duration)>,
     /// The number of the last collective that waited long.
     waiting: Option<u64>,
@@ -270,7 +270,7 @@ impl Flight {
         }
     }
 
-    /// Notes that the worker has begun the oldest started collective.
+    /// Notes that the worker has begun the oldest background collective.
     pub(crate) fn take_up(&self) {
         if self.is_on() {
             self.slowly().queued.pop_front();

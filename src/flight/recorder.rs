@@ -19,7 +19,7 @@ impl Recorder {
         Self { flight: Arc::clone(flight) }
     }
 
-    /// Returns the records: collectives on the host, then messages, then device calls, each oldest first. Started
+    /// Returns the records: collectives on the host, then messages, then device calls, each oldest first. Background
     /// calls that no thread has begun come last. Costs some tens of nanoseconds per record, and delays no call.
     #[must_use]
     pub fn records(&self) -> Vec<Record> {

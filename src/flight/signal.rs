@@ -32,7 +32,8 @@ static SIGNAL_EVENT: OnceLock<(OwnedFd, Process)> = OnceLock::new();
 ///
 /// - `Unsupported`: the program has its own handler for the signal, which is kept. Let that handler wake a thread that
 ///   calls [`write_records`].
-/// - `Unsupported`: this process was forked after the call. The process has the handler but not the thread.
+/// - `Unsupported`: this process was forked from one that had called this function before. The process has the handler
+///   but not the thread.
 /// - `Io`: the system refuses the handler or the thread.
 pub fn write_records_on_sigusr1(folder: impl Into<PathBuf>) -> Result<()> {
     // The conversion runs the program's code, so it happens outside the lock.

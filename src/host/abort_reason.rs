@@ -36,7 +36,8 @@ pub(crate) enum AbortReason {
     TimedOut {
         /// The rank whose deadline passed.
         waiting: u32,
-        /// The rank that it waited for; the rank itself if all had arrived, but the work of the call took too long.
+        /// The rank that it waited for; the waiting rank itself if all had arrived, but the work of the call took too
+        /// long.
         missing: u32,
     },
     /// A rank called `abort`.

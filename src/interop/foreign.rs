@@ -131,8 +131,8 @@ unsafe impl AsStream for RawStream {
 /// - `elements()` elements of type `Element`, initialised, are at `device_ptr()`, aligned, in memory that work in the
 ///   primary context of device `device()` can access; all four methods return the same each time;
 /// - `raw_stream()` is a stream that meets the conditions of [`AsStream`], and lives until the value has been dropped;
-///   if it is 2, the per-thread default stream, the value (and a buffer made of it) stays on the thread whose stream is
-///   meant.
+///   if the handle is 2 (the per-thread default stream), the value, and a buffer made of it, stay on the thread whose
+///   stream is meant.
 ///
 /// At all times, code that writes, reuses or frees the memory does so in the order of that stream: after everything
 /// queued on it so far. (Calls on another stream are ordered before and after it by events.)
@@ -197,8 +197,8 @@ unsafe impl<P: AsDevicePtrMut + ?Sized> AsDevicePtrMut for &mut P {}
 ///
 /// Calls are queued on the communicator's stream, or the one named with
 /// [`Communicator::with_stream`](crate::Communicator::with_stream). That stream first waits for the memory's own
-/// stream, which continues after the call. If both are the same, nothing is added. While a graph is captured nothing is
-/// added either, so you must order the launches of the graph.
+/// stream, which continues after the call. If both streams are the same, no wait is added. While a graph is captured,
+/// no wait is added either, so you must order the launches of the graph.
 pub struct ForeignBuffer<P> {
     memory: P,
     context: Arc<CudaContext>,

@@ -86,7 +86,7 @@
 //!
 //! Perfetto and `chrome://tracing` open these files. `collperf trace FOLDER -o FILE` merges the files of all ranks and
 //! aligns them by the hosts' clocks. `collperf COLLECTIVE --trace FILE` writes such a merged file for the calls that it
-//! measures. Each rank is a process of the trace. It has separate tracks for the collectives, messages and device calls
+//! measures. Each rank is a process of the trace, with separate tracks for the collectives, messages and device calls
 //! of each communicator.
 //!
 //! # NVTX
@@ -129,7 +129,7 @@ pub struct CallReport<'a> {
     pub rank: usize,
     /// The number of ranks of the communicator.
     pub world_size: usize,
-    /// The backend that ran it.
+    /// The backend that ran the call.
     pub backend: flight::Backend,
     /// The collective, or `send` or `recv` for a message.
     pub kind: CallKind,
@@ -241,18 +241,18 @@ pub trait Observer: Send + Sync {
     /// Receives a call that has ended, with or without an error.
     ///
     /// This runs on the thread that made the call, or on the thread that ran the call in the background, before that
-    /// thread continues. A background message may be reported by any thread that moves messages of its communicator.
-    /// Its [`Work`](crate::Work) may already have been returned by then. All calls have been reported when the
+    /// thread continues. A background message may be reported by any thread that moves messages of its communicator. By
+    /// then, [`Work::wait`](crate::Work::wait) may already have returned. All calls have been reported when the
     /// communicator is dropped.
     ///
     /// The observer may call anything that any thread may call: [`AbortHandle::abort`](crate::AbortHandle::abort),
     /// [`flight::Recorder`], other communicators. It must not make calls on the communicator that it reports on,
-    /// because a call is under way there. This crate holds no lock while the observer runs.
+    /// because that communicator is inside a call. This crate holds no lock while the observer runs.
     ///
-    /// Keep it short. The call does not return before the observer does. If the call ran in the background, the calls
-    /// behind it wait meanwhile, and messages advance only while other threads wait for them. An observer that never
-    /// returns blocks its thread permanently; dropping the communicator waits some seconds for the observer. A panic in
-    /// an observer is caught and reported to `tracing`.
+    /// Keep the observer short. The call does not return before the observer does. If the call ran in the background,
+    /// the calls behind it wait meanwhile, and messages advance only while other threads wait for them. An observer
+    /// that never returns blocks its thread permanently; dropping the communicator waits some seconds for the observer.
+    /// A panic in an observer is caught and reported to `tracing`.
     ///
     /// All of this also applies to subscribers of `tracing`.
     fn call_ended(&self, call: &CallReport<'_>);

@@ -61,8 +61,8 @@ pub trait Store: Send + Sync {
 
     /// Sets `key` to `desired` if its value is `expected`, and returns the value that `key` then has.
     ///
-    /// An absent key is set if `expected` is empty. Otherwise nothing is set, and `expected` is returned although the
-    /// key does not exist. PyTorch's stores do the same.
+    /// An absent key is set if `expected` is empty. If the key is absent and `expected` is not empty, nothing is set,
+    /// and `expected` is returned although the key does not exist. PyTorch's stores do the same.
     ///
     /// # Errors
     ///

@@ -77,7 +77,7 @@ impl Table {
     /// Sets a key if it has the expected value. Returns the value that the key then has.
     pub(super) fn compare_set(&mut self, key: &[u8], expected: Vec<u8>, desired: Vec<u8>) -> Result<Vec<u8>, Refusal> {
         match self.value(key) {
-            // An absent key counts as empty. For any other expected value, PyTorch returns that value.
+            // An absent key counts as empty. If another value is expected, that value is returned, as in PyTorch.
             None if !expected.is_empty() => return Ok(expected),
             Some(value) if value != expected => return Ok(value.to_vec()),
             _ => {}

@@ -5,7 +5,7 @@ use sha2::{Digest, Sha256};
 use collectives::Communicator;
 use collectives::{Error, Result};
 
-/// If lists differ, at most this many bytes of each are sent, even if a rank reports a longer one.
+/// If the ranks' lists differ, at most this many bytes of each list are sent, even if a rank reports a longer list.
 const LONGEST_LIST: usize = 16 << 20;
 /// At most this many bytes of an error are sent.
 const LONGEST_REASON: usize = 64 << 10;
@@ -44,8 +44,8 @@ pub(super) fn agree(comm: &Communicator, what: &str, listed: &Listed, settings: 
     Err(Error::Mismatch { first: comm.peers()[0].clone(), first_call, second: comm.peers()[other].clone(), second_call })
 }
 
-/// Sends the beginning of a rank's text to all ranks, and returns it. `mine` is this rank's own text; the text that is
-/// sent has `length` bytes. Collective.
+/// Sends the text of `rank` to all ranks, at most its first `longest` bytes, and returns what was sent. `mine` is the
+/// calling rank's own text; `length` is the number of bytes of the text of `rank`. Collective.
 fn tell(comm: &Communicator, rank: usize, mine: &[u8], length: u64, longest: usize) -> Result<String> {
     // Every rank has the same lengths.
     let length = usize::try_from(length).unwrap_or(usize::MAX).min(longest);
@@ -71,7 +71,7 @@ impl IntoPlain for ([u8; 32], u64) {
     }
 }
 
-/// Returns the length from that form.
+/// Returns the length that is in the sent form.
 fn length(plain: &[u8; 40]) -> u64 {
     plain[32..].iter().rev().fold(0, |length, byte| length << 8 | u64::from(*byte))
 }
@@ -84,7 +84,7 @@ fn text(what: &str, listed: &Listed, settings: &str) -> String {
     text
 }
 
-/// Describes in words what each rank made, and the first of the other lines that differs.
+/// Describes in words, for each of two texts, what the rank made and the first other line that differs.
 fn first_difference(first: &str, second: &str, noun: &str) -> (String, String) {
     let ((first_what, first), (second_what, second)) = (split(first), split(second));
     let (first, second) = match first == second {

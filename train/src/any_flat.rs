@@ -80,8 +80,8 @@ pub(super) fn zeros(place: &Place, dtype: DType, len: usize) -> Result<Box<dyn A
     }
 }
 
-/// Copies the given elements into `range`, starting with number `first`. If the types differ, each element is converted
-/// and weighted.
+/// Copies the given elements, from element `first` on, into `range`. If the types differ, each element is converted and
+/// weighted.
 pub(super) fn fill<F: Float>(into: &mut dyn AnyFlat, range: Range<usize>, given: Memory<'_, F>, first: usize, weight: f64) -> Result<()> {
     if into.dtype() == F::ELEMENT_TYPE {
         return typed_mut::<F>(into)?.put(range, given, first, false);

@@ -48,7 +48,7 @@ pub(super) struct Bucket<T: Float> {
     hook: Box<dyn Hook<T>>,
     /// Its gradients, unless a hook has them.
     flat: Option<Flat<T>>,
-    /// The bucket's own buffer, while a given one replaces it.
+    /// The bucket's own buffer, while a given buffer replaces it.
     own: Option<Flat<T>>,
     /// This rank's share of the parameters, if a step ends in shares.
     share: Option<Flat<T>>,
@@ -88,7 +88,7 @@ pub(super) trait AnyBucket: Send + Any {
     /// Multiplies the elements in `range`.
     fn scale(&mut self, range: Range<usize>, factor: f64) -> Result<()>;
 
-    /// Lends an optimiser its data.
+    /// Lends an optimiser the bucket's data.
     fn lend(&mut self, comm: &Communicator) -> Result<Lent<'_>>;
 
     /// Starts to gather all ranks' shares of the parameters into the buffer of the gradients.
@@ -161,7 +161,7 @@ impl<T: Float> Bucket<T> {
         self.share.as_mut().ok_or_else(whole)
     }
 
-    /// Returns the bucket's own buffer for this step's gradients, in place of a given one.
+    /// Returns the bucket's own buffer for this step's gradients. It then replaces a given buffer.
     fn own_mut(&mut self) -> Result<&mut Flat<T>> {
         if self.own.is_some() {
             self.flat = self.own.take();

@@ -18,20 +18,20 @@
 //!
 //! Ranks compare a digest of names, shapes, types and settings at the start, and exchange the lists only if the digests
 //! differ. If a gradient never arrives on one rank, the others must not wait for ever. So that rank sends zeros. One
-//! more all-reduce, beside the buckets, then makes the missing gradient every rank's error. It takes the maximum of one
-//! number, which encodes a rank and a parameter. The next step can still follow.
+//! more all-reduce, beside those of the buckets, then reports the missing gradient as an error on every rank. This
+//! all-reduce takes the maximum of one number, which encodes a rank and a parameter. Another step can still follow.
 //!
-//! If a gradient is given and is alone in its bucket, its buffer replaces the bucket's (`bucket.rs`). The bucket's own
-//! buffer is kept for steps that copy. One rank may give a gradient and another may copy it, because the call does not
-//! depend on which buffer is used.
+//! If a gradient is given (`DataParallel::give`) and is alone in its bucket, its buffer replaces the bucket's
+//! (`bucket.rs`). The bucket's own buffer is kept for steps that copy. One rank may give a gradient and another may
+//! copy it, because the call does not depend on which buffer is used.
 //!
 //! On the host, buckets come from `Communicator::alloc` and the calls run on the communicator's worker. On a device,
 //! copies into buckets are queued on the caller's stream, and reductions on the communicator's stream. The buckets'
-//! events order the two, so no host thread waits. Other work on gradients (adding parts, scaling, the conversions of
-//! `Compress`) is done by our kernels on the caller's stream, with the same bits as on the host. The kernels are loaded
-//! when the first buckets are made, before any work is queued. For a norm, a sum is copied to the host; the
-//! communicator's timeout limits the wait for it. A sharded optimiser lends device slices of its share to the caller's
-//! kernels. PowerSGD has no kernels, so it supports only host memory.
+//! events order the work on the two streams, so no host thread waits. Other work on gradients (adding parts, scaling,
+//! the conversions of `Compress`) is done by our kernels on the caller's stream, with the same bits as on the host. The
+//! kernels are loaded when the first buckets are made, before any work is queued. For a norm, a sum is copied to the
+//! host; the communicator's timeout limits the wait for it. A sharded optimiser lends device slices of its share to the
+//! caller's kernels. PowerSGD has no kernels, so it supports only host memory.
 //!
 //! Element types are erased in one place: an `AnyBucket` is a `Bucket` of one of the four float types, with its hook
 //! and, in a sharded optimiser, this rank's share of the parameters.
@@ -63,7 +63,7 @@ use collectives::{Error, Result};
 /// The state of a parameter in this step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// Nothing of its gradient has arrived.
+    /// No part of its gradient has arrived.
     Empty,
     /// A part of its gradient has arrived, and more will.
     Accumulated,
@@ -224,7 +224,7 @@ impl Buckets {
         self.typed::<T>(bucket)?.check_put(gradient)
     }
 
-    /// Takes every parameter's gradient, the last first. If one gradient is refused, takes none.
+    /// Takes every parameter's gradient, the last parameter's first. If one gradient is refused, takes none.
     pub(super) fn take_all<B: BufferMut<Element: Float>>(&mut self, call: &'static str, gradients: &[B]) -> Result<()> {
         let (count, given) = (self.len(), gradients.len());
         if given != count {
@@ -311,7 +311,7 @@ impl Buckets {
     }
 
     /// Starts to report a parameter that got no gradient on this rank to every rank. The largest number wins, so all
-    /// ranks get the same one.
+    /// ranks get the same number.
     fn tell(&self, absent: Option<usize>) -> Result<Pending<[u64; 1]>> {
         let number = absent.map_or(0, |index| (self.comm.rank() as u64 + 1) << 32 | index as u64);
         match self.comm.world_size() {
@@ -404,7 +404,7 @@ impl Buckets {
     }
 }
 
-/// Undoes [`Buckets::tell`].
+/// Returns the rank and the parameter that [`Buckets::tell`] encoded in a number.
 fn absent_of(number: u64) -> Option<(usize, usize)> {
     let rank = (number >> 32).checked_sub(1)?;
     Some((rank as usize, (number & u64::from(u32::MAX)) as usize))

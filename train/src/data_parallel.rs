@@ -31,7 +31,7 @@ use collectives::{Error, Result};
 ///     model.broadcast(0, &mut weight, 0)?; // all ranks start with rank 0's
 ///     model.broadcast(1, &mut bias, 0)?;
 ///     for _step in 0..10 {
-///         let slope = comm.rank() as f32; // … what the backward pass says
+///         let slope = comm.rank() as f32; // … what the backward pass computes
 ///         model.ready(1, &[slope; 2])?; // goes to the other ranks while the next is computed
 ///         model.ready(0, &[2.0 * slope; 6])?;
 ///         let mean = model.finish()?;
@@ -49,10 +49,11 @@ use collectives::{Error, Result};
 /// **Order.** Every rank launches the buckets in the order of their numbers, so parameters may become ready in
 /// different orders on different ranks. If you make other collectives on the same communicator between the first
 /// `ready` and `finish`, every rank must make them at the same point. That is possible only if parameters become ready
-/// in the same order on all ranks. Otherwise make them on a separate communicator ([`Communicator::duplicate`]).
+/// in the same order on all ranks. If they do not, make these collectives on a separate communicator
+/// ([`Communicator::duplicate`]).
 ///
 /// **Errors.** A call that passes a wrong length or type, or the same gradient again, is refused and has no effect.
-/// `finish` returns the errors of calls in the background. After a lost peer, a timeout or a mismatch, every later call
+/// `finish` returns the errors of background calls. After a lost peer, a timeout or a mismatch, every later call
 /// returns `Poisoned`. Then make a new `DataParallel` with the result of [`Communicator::shrink`].
 ///
 /// **Memory.** The buckets hold every gradient once, in memory from [`Communicator::alloc`]. The documentation of each
@@ -73,7 +74,7 @@ const _: () = {
 
 impl DataParallel {
     /// Makes the buckets of a model's parameters, listed in the order in which the forward pass uses them. The backward
-    /// pass uses them in the opposite order. Collective.
+    /// pass uses them in the reverse order. Collective.
     ///
     /// # Errors
     ///
@@ -89,8 +90,8 @@ impl DataParallel {
     /// Does the same as [`new`](Self::new), but with the buckets on the stream's device, which must be the
     /// communicator's. Gradients are copied into them on `stream`, on which the backward pass runs. Meanwhile,
     /// reductions run on the communicator's stream ([`Device::stream`](collectives::Device::stream), or that of
-    /// [`Communicator::with_stream`]). The buckets' events order the two, so `finish` does not wait for the device. Use
-    /// the results of [`Averaged`] on `stream`, or order their use by cudarc's events.
+    /// [`Communicator::with_stream`]). The buckets' events order the work on the two streams, so `finish` does not wait
+    /// for the device. Use the results of [`Averaged`] on `stream`, or order their use by cudarc's events.
     ///
     /// Accumulation, norms and clipping are done by the crate's kernels on `stream`. The hook
     /// [`Compress`](super::Compress) has its own `on_device`; [`PowerSgd`](super::PowerSgd) supports only host memory.
@@ -186,7 +187,7 @@ impl DataParallel {
     /// - If it is a cudarc slice, it belongs to the same `CudaContext` as the buckets' stream.
     ///
     /// Otherwise the gradient is copied and freed. [`Averaged::take`] moves the mean out again. Ranks need not do the
-    /// same: one may give a gradient that another copies.
+    /// same: one rank may give a gradient that another rank passes to [`ready`](Self::ready).
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -303,8 +304,8 @@ impl Averaged<'_> {
     }
 
     /// Moves a parameter's gradient out. Returns the buffer that was [given](DataParallel::give) for it, or the buffer
-    /// that a hook returned instead; otherwise a copy. On a device, allocating a copy waits for the caller's stream,
-    /// without a time limit.
+    /// that a hook returned instead. If no buffer was given, returns a copy. On a device, allocating a copy waits for
+    /// the caller's stream, without a time limit.
     ///
     /// # Errors
     ///
@@ -331,9 +332,9 @@ impl Averaged<'_> {
         self.buckets.sum_of_squares(|layout| 0..layout.len).map(f64::sqrt)
     }
 
-    /// Scales all gradients down so that their [`norm`](Self::norm) is `limit`, if it is larger. Returns the norm
-    /// before scaling. If that norm is not finite, the gradients stay unchanged: skip the step. Each product is
-    /// computed in `f64` and rounded once.
+    /// Scales all gradients down to a [`norm`](Self::norm) of `limit`, if their norm is larger. Returns the norm before
+    /// scaling. If that norm is not finite, the gradients stay unchanged: skip the step. Each product is computed in
+    /// `f64` and rounded once.
     ///
     /// On a device, this waits as [`norm`](Self::norm) does, and queues the multiplications.
     ///

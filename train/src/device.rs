@@ -1,5 +1,5 @@
-//! The flat buffer of a bucket on a device. Work on gradients is queued on the caller's stream, and reductions beside
-//! it on the communicator's.
+//! The flat buffer of a bucket on a device. Reductions are queued on the communicator's stream, and all other work on
+//! gradients is queued on the caller's stream.
 
 #![expect(unsafe_code, reason = "copies between addresses of the device, and kernels that take them")]
 
@@ -112,10 +112,10 @@ fn is_capturing(stream: &CudaStream) -> bool {
 }
 
 /// Returns whether the work recorded in an event is done. The query cannot be part of a graph, and would invalidate
-/// other threads' captures, unless this thread's capture mode allows it.
+/// other threads' captures, unless this thread's capture mode allows the query.
 fn is_complete(event: &CudaEvent) -> std::result::Result<bool, DriverError> {
     let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-    // SAFETY: it swaps our local variable with one of this thread.
+    // SAFETY: it swaps our local variable with this thread's mode.
     let is_changed = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) }.result().is_ok();
     let answer = event.try_is_complete();
     if is_changed {
@@ -128,8 +128,9 @@ fn is_complete(event: &CudaEvent) -> std::result::Result<bool, DriverError> {
 /// Elements on a device, and their owner's stream.
 #[derive(Debug)]
 pub(super) struct DeviceFlat<T> {
-    // The slice comes first, so that it is dropped before `place`, whose drop may wait for its users. The caller may
-    // have replaced it with a slice of another length or on another device, so every use checks both.
+    // The slice comes first, so that it is dropped before `place`, whose drop may wait for kernels that use the slice.
+    // The caller may have replaced it with a slice of another length or on another device, so every use checks the
+    // length and the context.
     pub(super) slice: CudaSlice<T>,
     place: Arc<Workplace>,
 }
@@ -185,14 +186,14 @@ impl<T: Float> DeviceFlat<T> {
         let bytes = stream.alloc_zeros::<u8>(bytes).map_err(failed)?;
         // Leaking the slice loses its events, so its initialisation must end first.
         stream.synchronize().map_err(failed)?;
-        // SAFETY: an allocation of at least that many bytes that no other value owns any more, all of them zeros, which
-        // are a value of every float type.
+        // SAFETY: the allocation has at least that many bytes, and no other value owns it any more. All bytes are
+        // zeros, which are a value of every float type.
         let slice = unsafe { stream.upgrade_device_ptr(bytes.leak(), len) };
         Ok(Self { slice, place: Arc::clone(place) })
     }
 
     /// Returns whether a slice of the caller can replace this one. cudarc orders only streams of the same context
-    /// object. Two context objects may be the same driver context, but cudarc does not order their streams.
+    /// object. Two context objects may refer to the same driver context, but cudarc does not order their streams.
     pub(super) fn can_be(&self, given: &Self) -> bool {
         Arc::ptr_eq(self.place.stream.context(), given.slice.context())
     }
@@ -237,7 +238,7 @@ impl<T: Float> DeviceFlat<T> {
         &self.place
     }
 
-    /// Copies a gradient's elements, starting with number `first`, into `range`, or adds them to the elements there.
+    /// Copies a gradient's elements, from element `first` on, into `range`, or adds them to the elements there.
     pub(super) fn put(&mut self, range: Range<usize>, gradient: DeviceMemory<'_, T>, first: usize, add: bool) -> Result<()> {
         let count = range.len();
         self.at(range, |into, place| {
@@ -298,7 +299,7 @@ impl<T: Float> DeviceFlat<T> {
         })
     }
 
-    /// Converts another buffer's elements, starting with number `first`. Each is converted to `f32`, multiplied by the
+    /// Converts another buffer's elements, from element `first` on. Each is converted to `f32`, multiplied by the
     /// weight, rounded to `f32` and then to `T`.
     pub(super) fn convert_part<F: Float>(
         &mut self,

@@ -1,4 +1,4 @@
-//! The flat buffer of a bucket, on the host or on a device, and calls on it that run in the background.
+//! The flat buffer of a bucket, on the host or on a device, and background calls on it.
 
 use std::ops::Range;
 #[cfg(feature = "cuda")]
@@ -270,8 +270,8 @@ impl<T: Float> Flat<T> {
         self.place().check_reach(gradient)
     }
 
-    /// Copies the given elements, starting with number `first`, into `range`, or adds them to the elements there. The
-    /// range is inside the buffer, and enough elements are given (checked by the caller).
+    /// Copies the given elements, from element `first` on, into `range`, or adds them to the elements there. The range
+    /// is inside the buffer, and enough elements are given (checked by the caller).
     pub(super) fn put(&mut self, range: Range<usize>, given: Memory<'_, T>, first: usize, add: bool) -> Result<()> {
         match (&mut self.0, given) {
             (Elements::Host(buffer), Memory::Host(given)) => {
@@ -323,8 +323,8 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Starts a reduce-scatter of the buffer. The result is this rank's share, in place. Otherwise like
-    /// [`all_reduce`](Self::all_reduce).
+    /// Starts a reduce-scatter of the buffer, in the same way as [`all_reduce`](Self::all_reduce). The result is this
+    /// rank's share, in place.
     pub(super) fn reduce_scatter(mut self, comm: &Communicator, op: ReduceOp) -> Result<Pending<Self>> {
         if self.memory().is_empty() || comm.world_size() == 1 && !matches!(op, ReduceOp::PreMulSum(_)) {
             return Ok(Pending::Ended(self));
@@ -363,8 +363,8 @@ impl<T: Float> Flat<T> {
         self.convert_part(0..len, from.memory(), 0, weight)
     }
 
-    /// Does the same as [`convert_from`](Self::convert_from), but into `range`, and starting with number `first` of the
-    /// given elements. The range is inside the buffer, and enough elements are given (checked by the caller).
+    /// Does the same as [`convert_from`](Self::convert_from), but into `range`, and from element `first` of the given
+    /// elements on. The range is inside the buffer, and enough elements are given (checked by the caller).
     pub(super) fn convert_part<F: Float>(&mut self, range: Range<usize>, given: Memory<'_, F>, first: usize, weight: f64) -> Result<()> {
         match (&mut self.0, given) {
             (Elements::Host(into), Memory::Host(from)) => {
@@ -452,7 +452,7 @@ impl<T: Float> BufferMut for Flat<T> {
     }
 }
 
-/// A call in the background, or the result of one that ended at once.
+/// A background call, or the result of a call that completed at once.
 #[derive(Debug, Default)]
 pub(super) enum Pending<B> {
     /// Nothing was started.
@@ -460,7 +460,7 @@ pub(super) enum Pending<B> {
     Idle,
     /// It is in progress.
     Going(Work<B>),
-    /// It has ended already.
+    /// It has already completed.
     Ended(B),
 }
 

@@ -1,4 +1,4 @@
-//! The operation on a full bucket: an all-reduce, in its own type or with 16-bit floats, or a reduce-scatter.
+//! The operation on a full bucket: an all-reduce, in the bucket's own type or with 16-bit floats, or a reduce-scatter.
 
 use super::flat::{Flat, Pending, Place, not_started};
 use super::layout::BucketLayout;
@@ -13,12 +13,12 @@ use collectives::{Error, Result};
 /// Every rank must make the same calls on `comm` in the same order, and calls should run in the background. So
 /// [`start`](Hook::start) is called in the order of the buckets, as they are filled. Once every bucket has been
 /// started, [`advance`](Hook::advance) is called for one bucket after the other, round after round, until each is done.
-/// A hook with several calls waits for one of them in each round, and starts the next. Neither function is called for
-/// an empty bucket.
+/// A hook with several calls waits for one of them in each round, and starts the next. For an empty bucket, `start` and
+/// `advance` are not called.
 ///
 /// If buckets are on a device, calls on `comm` are queued on its stream. A hook does its own work on the stream of the
-/// slice ([`Flat::device_mut`]), which is the caller's stream. cudarc's events order the two, so neither function needs
-/// to wait for the device.
+/// slice ([`Flat::device_mut`]), which is the caller's stream. cudarc's events order the work on the two streams, so
+/// `start` and `advance` need not wait for the device.
 pub trait Hook<T: Float>: Send {
     /// Takes this rank's gradients and starts the first call.
     ///
@@ -115,14 +115,14 @@ impl<T: Float> Hook<T> for ReduceScatter<T> {
 /// range, the error, relative to the sum of the weighted magnitudes, is at most the sum of:
 ///
 /// - 2⁻¹¹ (`f16`) or 2⁻⁸ (`bf16`) for the rounding to `C`,
-/// - at most that again for each partial sum that is sent,
+/// - at most the same amount for each partial sum that is sent,
 /// - 2⁻²³ for the roundings to `f32`. So a `Compress<f64, f64>` has the precision and range of `f32`.
 ///
 /// Numbers below `C`'s normal range are rounded to multiples of its smallest number. That is 6·10⁻⁸ in `f16`, for
 /// numbers below 6·10⁻⁵, and 9·10⁻⁴¹ in `bf16`, for numbers below 10⁻³⁸. A value of at most half the smallest number
 /// becomes zero. In `f16`, values that round beyond 65504 become infinite.
 ///
-/// For each bucket, it needs another buffer, with as many `C`s as the bucket has elements.
+/// For each bucket, this hook needs another buffer, with as many `C`s as the bucket has elements.
 ///
 /// ```
 /// # use collectives::{Communicator, ReduceOp, bf16};

@@ -31,8 +31,8 @@ const TYPES: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::Bf16];
 /// A kernel for each of the [`TYPES`].
 type Each<F = CudaFunction> = [F; TYPES.len()];
 
-/// The kernels of one device. The user of a launched kernel holds them until it has run, or leaks them if it cannot
-/// know that.
+/// The kernels of one device. The user of a launched kernel holds the kernels until that kernel has run, or leaks them
+/// if the user cannot know when it has run.
 #[derive(Debug)]
 pub(crate) struct Kernels {
     accumulate: Each,
@@ -133,7 +133,8 @@ impl Kernels {
     /// # Safety
     ///
     /// `into` and `from` are `count` elements of this type each, disjoint, in memory of the stream's device until the
-    /// stream has passed the call. These kernels stay loaded until then. The latter holds for all functions here.
+    /// stream has passed the call. These kernels must stay loaded until then; that also applies to all other functions
+    /// here.
     pub(crate) unsafe fn accumulate(&self, dtype: DType, into: u64, from: u64, count: u64, stream: &CudaStream) -> Result<()> {
         let what = "a sum of gradients";
         let mut launch = stream.launch_builder(of(&self.accumulate, dtype, what)?);

@@ -110,11 +110,12 @@ impl LossScaler {
     /// In `f16`, a value that the scale kept from becoming zero can become zero here. So widen such gradients to `f32`
     /// first, the type that the optimiser should use.
     pub fn unscale<T: Float>(&mut self, gradients: &mut [T]) {
-        // In f64 the quotient of any gradient is more exact than its type, even if the scale is not a power of two.
+        // In f64 the quotient of any gradient is more exact than the gradient's type, even if the scale is not a power
+        // of two.
         let inverse = self.inverse();
         let mut is_finite = true;
         for gradient in gradients {
-            // A scale below 1 makes them larger. A value that was not finite stays so.
+            // A scale below 1 makes gradients larger. A value that was not finite stays so.
             *gradient = T::from_f64(gradient.to_f64() * inverse);
             is_finite &= gradient.to_f64().is_finite();
         }
@@ -136,8 +137,8 @@ impl LossScaler {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` on every rank if ranks have different states, for example because only some were restored.
-    /// Nothing changes then. Also the errors of [`Communicator::all_reduce`].
+    /// `InvalidArgument` on every rank if ranks have different states, for example because only some were restored. In
+    /// that case, nothing changes. Also, the errors of [`Communicator::all_reduce`].
     pub fn update(&mut self, comm: &Communicator) -> Result<bool> {
         let bits = u64::from(self.state.scale.to_bits()) << 32 | u64::from(self.state.good_steps);
         // The maximum of the numbers. The maximum of the complements gives the minimum.
@@ -161,7 +162,7 @@ impl LossScaler {
     fn advance(&mut self, is_good: bool) {
         let LossScalerState { scale, good_steps } = &mut self.state;
         if !is_good {
-            // A gradient could not be divided by a smaller scale.
+            // Gradients could not be divided by a smaller scale.
             *scale = (*scale * self.options.backoff_factor).max(f32::MIN_POSITIVE);
             *good_steps = 0;
             return;

@@ -47,8 +47,8 @@ pub(super) fn all_finite(elements: &[f32]) -> bool {
     elements.iter().all(|x| x.is_finite())
 }
 
-/// Makes the columns (of `rows` each) orthonormal, in `f64`. A column that depends on the columns before it, or is not
-/// finite, becomes zeros.
+/// Makes the columns (of `rows` elements each) orthonormal, in `f64`. A column that depends linearly on the columns
+/// before it, or is not finite, becomes zeros.
 pub(super) fn orthonormalise(columns: &mut [f32], rows: usize) {
     let mut done: Vec<Vec<f64>> = Vec::new();
     for column in columns.chunks_exact_mut(rows) {

@@ -136,7 +136,7 @@ fn narrow_to_odd(value: f64) -> f32 {
     if back == value || value.is_nan() {
         return nearest;
     }
-    // One of the two neighbours of `value` is odd: the nearest, or the one on its other side.
+    // One of the two neighbours of `value` is odd: the nearest `f32`, or the one on the other side of `value`.
     let bits = nearest.to_bits();
     if bits & 1 == 1 {
         nearest
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn numbers_next_to_a_tie_go_to_their_own_side() {
-        // The tie is halfway between 1 and the next number. An f32 cannot distinguish these from it.
+        // The tie is halfway between 1 and the next number. An f32 cannot distinguish the numbers below from the tie.
         for (tie, next) in [(1.0 + 2_f64.powi(-11), 1.0 + 2_f64.powi(-10)), (-1.0 - 2_f64.powi(-11), -1.0 - 2_f64.powi(-10))] {
             assert_eq!(<f16 as Float>::from_f64(tie * (1.0 + 1e-14)).to_f64(), next);
             assert_eq!(<f16 as Float>::from_f64(tie * (1.0 - 1e-14)).to_f64(), tie.signum());

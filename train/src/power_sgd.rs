@@ -42,8 +42,8 @@ impl Default for PowerSgdOptions {
 /// A gradient with two or more dimensions is treated as a matrix M. Its rows are the first dimension, and its columns
 /// are all others. Q comes from the step before. P becomes the mean of the ranks' M·Q, made orthonormal, and Q becomes
 /// the mean of their Mᵀ·P. Every rank then computes P·Qᵀ. If P and Q have `r` columns, a rank sends `r·(rows +
-/// columns)` numbers instead of `rows·columns`. Vectors, and matrices that are too small to gain, are sent uncompressed
-/// with P. Everything is computed in `f32`.
+/// columns)` numbers instead of `rows·columns`. Vectors, and matrices that are too small to benefit, are sent
+/// uncompressed with P. Everything is computed in `f32`.
 ///
 /// A mean of rank `r` or less is reproduced exactly, except for rounding, once Q has been computed from it. For other
 /// means, the error feedback adds what was left out to later steps.
@@ -54,8 +54,8 @@ impl Default for PowerSgdOptions {
 ///
 /// This hook supports only buckets in host memory. On a device, its first step returns `Unsupported`.
 ///
-/// For each bucket, it needs an `f32` for every element of the compressed matrices, and three times the size of the
-/// thin matrices.
+/// For each bucket, this hook needs an `f32` for every element of the compressed matrices, and three times the size of
+/// the thin matrices.
 ///
 /// ```
 /// # use collectives::{Communicator, ReduceOp};

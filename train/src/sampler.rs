@@ -2,8 +2,8 @@
 //!
 //! An epoch's order is a permutation that is computed place by place. It is a Feistel network of eight rounds over the
 //! smallest even number of bits that holds the data set's length. The network is applied again while the result is
-//! outside the data set (cycle walking; J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). So it
-//! needs no memory, whatever the length, and every place of every epoch costs the same.
+//! outside the data set (cycle walking; J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). So the
+//! permutation needs no memory, whatever the length, and every place of every epoch costs the same.
 
 use collectives::Communicator;
 use collectives::{Error, Result};
@@ -16,7 +16,8 @@ pub enum UnevenEnd {
     #[default]
     Repeat,
     /// The samples that remain after an even division are left out (torch's `drop_last`). If samples are shuffled,
-    /// different ones are left out in each epoch. If they come [in order](Sampler::in_order), the last ones always are.
+    /// different ones are left out in each epoch. If samples come [in order](Sampler::in_order), the last ones are
+    /// always left out.
     Drop,
     /// Each sample is taken once. Some ranks then have one sample less than others. So let the ranks agree on the
     /// number of steps, or evaluate without collectives.
@@ -132,7 +133,7 @@ impl Sampler {
     }
 
     /// Returns how many samples the ranks can have taken in one epoch. The number of ranks at that time is unknown. It
-    /// is assumed to be at most the number of samples, or the present number of ranks.
+    /// is assumed to be at most the number of samples or, if that is larger, the present number of ranks.
     fn most_taken(&self) -> usize {
         match (self.end, self.len) {
             (UnevenEnd::Repeat, 1..) => (self.len - 1).saturating_add(self.len).max(self.world_size),

@@ -57,7 +57,7 @@ use collectives::{Error, Result};
 /// ```
 ///
 /// If a reduce-scatter sums in the same order as an all-reduce, the result has the same bits as with an all-reduce and
-/// the whole optimiser on every rank. That always holds for two ranks, and for more under
+/// the whole optimiser on every rank. That always holds for two ranks. For more ranks it holds with
 /// [`Config::reproducible`](collectives::Config::reproducible) or in shared memory.
 ///
 /// **Memory** of each of n ranks, for parameters of N bytes: N for the buckets, N/n for this rank's share of the
@@ -248,7 +248,7 @@ impl ShardedOptimizer {
     ///
     /// The errors of [`DataParallel::finish`](super::DataParallel::finish), and `InvalidArgument` for a parameter whose
     /// values were never given. Only this rank gets this `InvalidArgument`, before it waits for anything. Other ranks
-    /// wait in `reduce` until this rank has loaded the values and calls again, or until the timeout.
+    /// wait in `reduce` until this rank has loaded the values and calls `reduce` again, or until the timeout.
     pub fn reduce(&mut self) -> Result<Shards<'_>> {
         if let Some(index) = self.loaded.iter().position(|loaded| !loaded) {
             let name = self.buckets.parameter(index).map_or_else(String::new, Parameter::to_string);
@@ -336,9 +336,9 @@ impl<'a> Shards<'a> {
     ///
     /// The errors of `update`, and of any collective. After an error or a panic of `update` no step can follow: this
     /// rank's shares have changed, and the other ranks' shares are unknown. If `update` fails on one rank, the others
-    /// are not notified. They wait for its shares until the timeout, unless it aborts the communicator
-    /// ([`Communicator::abort`](collectives::Communicator::abort)). So an `update` that fails should fail on every
-    /// rank, or abort.
+    /// are not notified. They wait for the failing rank's shares until the timeout, unless that rank aborts the
+    /// communicator ([`Communicator::abort`](collectives::Communicator::abort)). So an `update` that fails should fail
+    /// on every rank, or abort.
     pub fn update(self, mut update: impl FnMut(&mut Shard<'_>) -> Result<()>) -> Result<Updated<'a>> {
         let ShardedOptimizer { buckets, .. } = self.optimizer;
         buckets.go_on(|buckets| {

@@ -13,7 +13,7 @@ pub(super) enum Done {
     ReducedOver,
     /// They were divided by a loss's scale.
     Unscaled,
-    /// They were clipped, which may be repeated.
+    /// They were clipped. Clipping may be repeated.
     Clipped,
 }
 

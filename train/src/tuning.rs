@@ -7,7 +7,8 @@ use std::time::Duration;
 pub(crate) const FIRST_BUCKET_BYTES: usize = 1 << 20;
 /// Most bytes of every other bucket: torch's default. Agreed.
 pub(crate) const BUCKET_BYTES: usize = 25 << 20;
-/// Bytes from which a parameter in host memory is alone in its bucket, and need not be copied. Agreed.
+/// The size in bytes from which a parameter in host memory is alone in its bucket, so that its gradient need not be
+/// copied. Agreed.
 pub(crate) const OWN_BUCKET_BYTES: usize = 256 << 10;
 /// Elements that are converted at a time. They stay in the first-level cache.
 pub(crate) const CONVERTED_AT_ONCE: usize = 1024;

@@ -50,7 +50,7 @@ impl Comparison {
         [("A", &self.a), ("B", &self.b)].into_iter().flat_map(of).collect()
     }
 
-    /// Returns these notes, and what makes their comparison less reliable.
+    /// Returns the notes of both files, and what makes their comparison less reliable.
     fn warnings(&self) -> Vec<String> {
         let few = self.both.iter().any(|(_, a, b)| a.times.min(b.times) < ENOUGH);
         let chance =

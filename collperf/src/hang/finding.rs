@@ -20,7 +20,7 @@ pub(super) enum Finding {
         seconds: f64,
         /// Its last call, and its progress.
         last: Option<(String, State)>,
-        /// Whether it has started the call in the background, behind others.
+        /// Whether it has started the call in the background, behind other calls.
         has_scheduled: bool,
         /// The call on another communicator in which its process is stuck.
         elsewhere: Option<String>,

@@ -104,7 +104,7 @@ impl<'a> Exchange<'a> {
         Ok(messages as f64 * message.len() as f64 / began.elapsed().as_secs_f64().max(1e-9))
     }
 
-    /// Receives these streams: in all but the first, messages have the full length.
+    /// Receives the streams that [`Exchange::send`] sends: in all but the first, messages have the full length.
     fn receive(&mut self, other: usize) -> Result<()> {
         let mut length = self.probe();
         loop {

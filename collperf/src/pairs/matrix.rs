@@ -58,8 +58,9 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
 }
 
 impl Matrix {
-    /// Creates the matrix. Each of `measured` has a row for each member, with its bandwidth to every member and its
-    /// latency with it. The first measurement shows what must be checked again, and the others show whether it recurs.
+    /// Creates the matrix. Each of `measured` has a row for each member, with that member's bandwidth to, and latency
+    /// with, every member. The first measurement shows what must be checked again, and the others show whether it
+    /// recurs.
     pub(super) fn new(names: Vec<(String, usize)>, measured: &[Vec<[f64; 2]>], threshold: f64) -> Self {
         let count = names.len();
         let figures = |which: usize| {

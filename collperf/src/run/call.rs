@@ -31,7 +31,7 @@ macro_rules! two_buffers {
     }};
 }
 
-/// The same with one buffer.
+/// A collective with one buffer, on a communicator or in a group of it.
 macro_rules! one_buffer {
     ($on:ident, $call:expr, $root:expr, $buffer:expr) => {{
         match $call.collective {

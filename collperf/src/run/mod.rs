@@ -82,7 +82,7 @@ impl Ranks<'_> {
         settings.collectives.iter().find_map(refusal).map_or(Ok(()), |refusal| Err(Failure::usage(refusal)))
     }
 
-    /// Returns the same with another communicator for the calls.
+    /// Returns the same ranks with another communicator for the calls.
     #[cfg(feature = "cuda")]
     fn with<'b>(&'b self, comm: &'b Communicator) -> Ranks<'b> {
         Ranks { comm, ..*self }

@@ -8,7 +8,8 @@ use super::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
 use crate::call::element::Data;
 use crate::error::{Error, Result};
 
-/// Elements in host memory that other code owns. Bindings for Python or C pass it to calls, blocking and started alike.
+/// Elements in host memory that other code owns. Bindings for Python or C pass it to blocking calls and to background
+/// calls.
 ///
 /// With [`TypedBytes`](crate::TypedBytes) one function serves every element type:
 ///
@@ -50,8 +51,8 @@ impl<T: Data> RawHostSlice<T> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a null address of elements, for a misaligned address, and for more elements than an
-    /// address space holds.
+    /// `InvalidArgument` for a null address if `length` is not 0, for a misaligned address, and for more elements than
+    /// an address space holds.
     ///
     /// # Safety
     ///
@@ -59,10 +60,10 @@ impl<T: Data> RawHostSlice<T> {
     /// other languages' allocators counts as initialised.) This holds as long as this value lives, and meanwhile no
     /// other code writes the elements, or reads them if a call writes.
     ///
-    /// A blocking call has ended when it returns, and a call in a group when the group has returned. A started call
+    /// A blocking call has ended when it returns, and a call in a group when the group has returned. A background call
     /// keeps the value. It has ended when its [`Work`](crate::Work) has returned the value or an error. If the work was
-    /// dropped, or its wait was given up, the call continues. It has certainly ended once the last handle of its
-    /// communicator has been closed or dropped.
+    /// dropped, or the wait for it was given up, the call continues. The call has certainly ended once the last handle
+    /// of its communicator has been closed or dropped.
     pub unsafe fn new(address: *mut T, length: usize) -> Result<Self> {
         let bytes = length.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
         let refused = |reason: String| Err(Error::argument("RawHostSlice::new", reason));

@@ -15,12 +15,12 @@ use crate::error::{Error, Result};
 /// ranks see only the type: one rank may pass such bytes and another `&mut [f32]`.
 ///
 /// The elements must be aligned: a call refuses bytes whose address is not a multiple of the element's size. Bytes of
-/// `bool` may have any value. When they are folded, every value except 0 counts as 1 (a GPU's `BitXor` works bit by
+/// `bool` may have any value. When they are reduced, every value except 0 counts as 1 (a GPU's `BitXor` works bit by
 /// bit), and a call writes only 0 or 1 into a destination.
 ///
 /// A [`ReduceOp`](crate::ReduceOp) takes its type from the buffer, a [`CustomOp`](crate::CustomOp) must have the
-/// buffer's type, and the source and destination of a call must have the same type. Otherwise the call returns
-/// `InvalidArgument` or `Unsupported` and has done nothing.
+/// buffer's type, and the source and destination of a call must have the same type. If the types do not match, the call
+/// returns `InvalidArgument` or `Unsupported` and has done nothing.
 ///
 /// ```
 /// use collectives::{BufferMut, Communicator, DType, ReduceOp, Result, TypedBytes};

@@ -91,7 +91,8 @@ impl Device {
         self.raw.backend().comm().version().to_string()
     }
 
-    /// Returns the same communicator as an NCCL communicator, for raw calls on addresses, memory and registrations.
+    /// Returns this communicator in the form of an `NcclCommunicator`, for raw calls on addresses, for NCCL's memory
+    /// and for registrations.
     #[must_use]
     pub fn raw(&self) -> &NcclCommunicator {
         &self.raw
@@ -116,8 +117,8 @@ impl Device {
         self.raw.backend().synchronize(&Deadline::after(self.comm.timeout()))
     }
 
-    /// Waits in the same way until everything queued on one of the caller's streams has ended. Use it for work that
-    /// waits for a call, because such work may wait for other ranks.
+    /// Waits like [`synchronize`](Self::synchronize), until everything queued on one of the caller's streams has ended.
+    /// Use it for a stream whose work waits for a call, because such work may wait for other ranks.
     ///
     /// # Errors
     ///
@@ -136,10 +137,10 @@ impl Device {
 }
 
 impl Communicator {
-    /// Returns the same communicator with its calls on device buffers queued on `stream` instead of its own. Calls on
-    /// host buffers do not change.
+    /// Returns a handle to this communicator whose calls on device buffers are queued on `stream` instead of the
+    /// communicator's own stream. Calls on host buffers do not change.
     ///
-    /// NCCL requires one order of the calls of one communicator: if you use several streams, order them by events.
+    /// NCCL requires a single order for all calls of a communicator: if you use several streams, order them by events.
     ///
     /// ```no_run
     /// # use collectives::{Communicator, ReduceOp};

@@ -129,7 +129,7 @@ impl<'a> Headers<'a> {
         Self { comm, sent, awaited, heard, calls: None, is_captured }
     }
 
-    /// Adds digests of collectives. In a group of several communicators, each thread runs several ranks, so these
+    /// Adds digests of collectives. In a group of several communicators, each thread runs several ranks, so these ranks
     /// cannot wait for each other in a collective.
     pub(super) fn with_calls(mut self, jobs: &[Job]) -> Self {
         if let Some(first) = self.comm.compared(jobs.iter()) {

@@ -1,4 +1,4 @@
-//! The handles of started calls on devices. They query the stream for the end of the call. Until then they keep the
+//! The handles of background calls on devices. They query the stream for the end of the call. Until then they keep the
 //! memory that the device may use.
 
 use std::io;
@@ -27,7 +27,7 @@ pub(in crate::communicator) struct Queued {
     failure: Option<Error>,
 }
 
-/// Completes a started call's handle once the event reports the end of the call.
+/// Completes a background call's handle once the event reports the end of the call.
 struct Watcher {
     queued: Queued,
     state: Arc<State>,

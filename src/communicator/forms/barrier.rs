@@ -1,4 +1,4 @@
-//! Barriers: the fast one, the tagged one that runs beside collectives, and the monitored one that names the missing
+//! Barriers: a fast one, a tagged one that runs alongside collectives, and a monitored one that names the missing
 //! ranks.
 
 use std::time::Duration;
@@ -30,17 +30,18 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives. If all ranks share a host, the communicator stays usable after a timeout: the
-    /// next barrier resumes this one. Between hosts a timeout ends the communicator, as in every collective. If ranks may be late, use [`monitored_barrier`](Self::monitored_barrier).
+    /// The errors common to all collectives. If all ranks share a host, the communicator stays usable after a timeout:
+    /// the next barrier resumes this one. Between hosts, a timeout ends the communicator, as in every collective. If
+    /// ranks may be late, use [`monitored_barrier`](Self::monitored_barrier).
     #[doc(alias = "MPI_Barrier")]
     #[inline]
     pub fn barrier(&self) -> Result<()> {
         self.execute(self.prepare_barrier())
     }
 
-    /// Waits until every rank has entered, for at most `limit`. If the limit passes, every rank that came gets an error
-    /// that names all missing ranks. The late ranks get it too when they come. The communicator stays usable on all
-    /// ranks.
+    /// Waits until every rank has entered, for at most `limit`. If the limit passes, every rank that has entered gets
+    /// an error that names all missing ranks. The late ranks get the same error when they enter. The communicator stays
+    /// usable on all ranks.
     ///
     /// Cost: two messages between rank 0 and every other rank.
     ///
@@ -55,8 +56,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `Timeout` with the missing ranks, including those that are lost; `PeerLost` if rank 0 is lost. After either, the
-    /// communicator stays usable.
+    /// `Timeout` with the missing ranks, including lost ones, and `PeerLost` if rank 0 is lost. The communicator stays
+    /// usable after either error.
     pub fn monitored_barrier(&self, limit: Duration) -> Result<()> {
         let number = self.core.monitored.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let tag = MONITORED_TAG | number & 0xffff_ffff;
@@ -75,9 +76,10 @@ impl Communicator {
         Err(self.core.shared.recorder.with_meanwhile(error))
     }
 
-    /// Waits until every rank has entered a barrier under this tag. It is not a collective: it runs beside the
-    /// collectives of other threads and the barriers of other tags, in any order, and never mixes with the program's
-    /// messages. If several threads of a rank enter under one tag, as many leave as have entered on every rank.
+    /// Waits until every rank has entered a barrier with this tag. A tagged barrier is not a collective: it runs
+    /// alongside the collectives of other threads and the barriers of other tags, in any order. It is never mixed up
+    /// with the program's messages. If several threads of a rank enter barriers with the same tag, the k-th thread to
+    /// leave knows that every rank has entered k times.
     ///
     /// Cost: log₂ n rounds, each with one message of 4 bytes sent and one received.
     ///
@@ -94,10 +96,11 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// - `Timeout`: at least one of the ranks named as missing has not come, and those named as arrived have. Nothing
-    ///   is known about the other ranks ([`monitored_barrier`](Self::monitored_barrier) finds out exactly). The
-    ///   communicator stays usable, and the next barrier of this rank under the tag resumes this one.
-    /// - `PeerLost` on every rank, if a rank is lost before it has come. Messages between the other ranks go on.
+    /// - `Timeout`: at least one of the ranks named as missing has not entered, and those named as arrived have
+    ///   entered. Nothing is known about the other ranks ([`monitored_barrier`](Self::monitored_barrier) finds out
+    ///   exactly). The communicator stays usable, and this rank's next barrier with the tag resumes this one.
+    /// - `PeerLost` on every rank, if a rank is lost before it has entered. Messages between the other ranks still
+    ///   work.
     pub fn tagged_barrier(&self, tag: u32) -> Result<()> {
         let shared = &self.core.shared;
         if let Some(refusal) = shared.health.refusal(|| tagged(tag), self.peers()) {

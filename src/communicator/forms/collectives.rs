@@ -1,5 +1,5 @@
-//! The blocking collectives with equal counts. `prepare/arguments.rs` checks their arguments and those of the started
-//! forms.
+//! The blocking collectives with equal counts. `prepare/arguments.rs` checks their arguments and those of the
+//! background forms.
 
 use crate::call::buffer::{Buffer, BufferMut};
 use crate::call::op::Reduction;
@@ -13,14 +13,15 @@ use crate::error::Result;
 /// ranks differ in kind, op, element type, count or root, each of them gets an error that names two of the calls, and
 /// no buffer is touched.
 ///
-/// A call on device buffers is queued once all ranks have entered and their calls were compared
+/// A call on device buffers is queued after all ranks have entered and their calls have been compared
 /// ([`Config::check_device_calls`](crate::Config::check_device_calls)). The method returns before the call is done on
 /// any device.
 ///
 /// Errors common to all collectives:
-/// - `InvalidArgument` if the arguments cannot be right. Nothing has happened then, and the communicator stays usable.
+/// - `InvalidArgument` if the arguments are invalid on this rank. Nothing was sent then, and the communicator stays
+///   usable.
 /// - `Unsupported` if the element type does not have the op.
-/// - `Mismatch`, `PeerLost`, `Timeout`, `Aborted`, and `Poisoned` after an earlier one of these.
+/// - `Mismatch`, `PeerLost`, `Timeout` and `Aborted`; and `Poisoned` after one of these has ended the communicator.
 ///
 /// Costs are the bytes that each rank sends between hosts, for `n` ranks and `N` bytes per rank.
 impl Communicator {
@@ -42,7 +43,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives.
+    /// The errors common to all collectives.
     #[doc(alias("ncclAllReduce", "MPI_Allreduce"))]
     #[inline]
     pub fn all_reduce<B: BufferMut + ?Sized>(&self, buffer: &mut B, op: impl Into<Reduction<B::Element>>) -> Result<()> {
@@ -64,7 +65,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives.
+    /// The errors common to all collectives.
     #[inline]
     pub fn all_reduce_into<S, D>(&self, source: &S, destination: &mut D, op: impl Into<Reduction<S::Element>>) -> Result<()>
     where
@@ -76,8 +77,8 @@ impl Communicator {
 
     /// Reduces the buffers of all ranks into the root's, in place. The other ranks' buffers are left untouched.
     ///
-    /// Cost: (n−1)/n·N bytes for large buffers, and as many again at the end towards the root; log₂ n hops of N for
-    /// small ones.
+    /// Cost: for large buffers, (n−1)/n·N bytes, and then as many bytes again towards the root; for small ones, log₂ n
+    /// hops of N.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -92,7 +93,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives.
+    /// The errors common to all collectives.
     #[doc(alias("ncclReduce", "MPI_Reduce"))]
     pub fn reduce<B: BufferMut + ?Sized>(&self, buffer: &mut B, root: usize, op: impl Into<Reduction<B::Element>>) -> Result<()> {
         let buffer = buffer.memory_mut();
@@ -116,7 +117,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives.
+    /// The errors common to all collectives.
     pub fn reduce_into<S, D>(
         &self,
         source: &S,
@@ -147,7 +148,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives.
+    /// The errors common to all collectives.
     #[doc(alias("ncclBroadcast", "ncclBcast", "MPI_Bcast"))]
     pub fn broadcast<B: BufferMut + ?Sized>(&self, buffer: &mut B, root: usize) -> Result<()> {
         let buffer = buffer.memory_mut();
@@ -171,7 +172,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives.
+    /// The errors common to all collectives.
     pub fn broadcast_into<S, D>(&self, source: Option<&S>, destination: &mut D, root: usize) -> Result<()>
     where
         S: Buffer + ?Sized,
@@ -197,14 +198,14 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives; `InvalidArgument` if the length is not a multiple of the world size.
+    /// The errors common to all collectives, and `InvalidArgument` if the length is not a multiple of the world size.
     #[doc(alias("ncclAllGather", "MPI_Allgather"))]
     pub fn all_gather<B: BufferMut + ?Sized>(&self, buffer: &mut B) -> Result<()> {
         self.execute(self.prepare_all_gather(None, buffer.memory_mut()))
     }
 
-    /// Gathers like [`all_gather`](Self::all_gather), from this rank's block into a destination of world size × its
-    /// length.
+    /// Gathers like [`all_gather`](Self::all_gather), from this rank's block into a destination of world size × the
+    /// block's length.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -219,7 +220,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives.
+    /// The errors common to all collectives.
     pub fn all_gather_into<S, D>(&self, source: &S, destination: &mut D) -> Result<()>
     where
         S: Buffer + ?Sized,
@@ -228,8 +229,8 @@ impl Communicator {
         self.execute(self.prepare_all_gather(Some(source.memory()), destination.memory_mut()))
     }
 
-    /// Reduces one block per rank, and leaves each rank with its own. The result replaces this rank's block; the other
-    /// blocks keep what this rank had in them. Cost: (n−1)/n of the whole buffer.
+    /// Reduces one block per rank, and gives each rank the result of its own block. The result replaces this rank's
+    /// block; the other blocks do not change. Cost: (n−1)/n of the whole buffer.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -244,7 +245,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives; `InvalidArgument` if the length is not a multiple of the world size.
+    /// The errors common to all collectives, and `InvalidArgument` if the length is not a multiple of the world size.
     #[doc(alias("ncclReduceScatter", "MPI_Reduce_scatter_block"))]
     pub fn reduce_scatter<B: BufferMut + ?Sized>(&self, buffer: &mut B, op: impl Into<Reduction<B::Element>>) -> Result<()> {
         self.execute(self.prepare_reduce_scatter(None, buffer.memory_mut(), &op.into()))
@@ -265,7 +266,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives.
+    /// The errors common to all collectives.
     pub fn reduce_scatter_into<S, D>(&self, source: &S, destination: &mut D, op: impl Into<Reduction<S::Element>>) -> Result<()>
     where
         S: Buffer + ?Sized,
@@ -290,7 +291,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives.
+    /// The errors common to all collectives.
     #[doc(alias("ncclGather", "MPI_Gather"))]
     pub fn gather_into<S, D>(&self, source: &S, destination: Option<&mut D>, root: usize) -> Result<()>
     where
@@ -317,7 +318,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives.
+    /// The errors common to all collectives.
     pub fn gather<B: BufferMut + ?Sized>(&self, buffer: &mut B, root: usize) -> Result<()> {
         self.execute(self.prepare_gather_in_place(buffer, root))
     }
@@ -338,7 +339,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives.
+    /// The errors common to all collectives.
     #[doc(alias("ncclScatter", "MPI_Scatter"))]
     pub fn scatter_into<S, D>(&self, source: Option<&S>, destination: &mut D, root: usize) -> Result<()>
     where
@@ -364,7 +365,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives.
+    /// The errors common to all collectives.
     pub fn scatter<B: BufferMut + ?Sized>(&self, buffer: &mut B, root: usize) -> Result<()> {
         self.execute(self.prepare_scatter_in_place(buffer.memory_mut(), root))
     }
@@ -385,7 +386,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives; `InvalidArgument` if the length is not a multiple of the world size.
+    /// The errors common to all collectives, and `InvalidArgument` if the length is not a multiple of the world size.
     #[doc(alias("ncclAlltoAll", "MPI_Alltoall"))]
     pub fn all_to_all<B: BufferMut + ?Sized>(&self, buffer: &mut B) -> Result<()> {
         self.execute(self.prepare_all_to_all(Source::InPlace, buffer.memory_mut()))
@@ -406,7 +407,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives.
+    /// The errors common to all collectives.
     pub fn all_to_all_into<S, D>(&self, source: &S, destination: &mut D) -> Result<()>
     where
         S: Buffer + ?Sized,

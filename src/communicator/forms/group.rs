@@ -18,15 +18,15 @@ use crate::error::{Error, Result};
 use crate::host::backend::Jobs;
 
 /// Calls recorded by [`Communicator::group`]. Their buffers are borrowed until the group has been launched and, on the
-/// host, has ended.
+/// host, has completed.
 pub struct Group<'buffers, 'comm> {
     pub(in crate::communicator) comm: &'comm Communicator,
     messages: Vec<(MessageContext, MessageBuffer)>,
     collectives: Vec<Jobs>,
     #[cfg(feature = "cuda")]
     device: Batch<'buffers>,
-    /// For each receive: on a device, what it will get; on the host `None`, because that is known only when it has
-    /// ended.
+    /// For each receive: on a device, the result that it will have; on the host `None`, because the result is known
+    /// only when the receive has ended.
     receives: Vec<Option<Received>>,
     /// Invariant: the borrows last for exactly `'buffers`.
     buffers: PhantomData<std::cell::Cell<&'buffers mut ()>>,
@@ -40,11 +40,11 @@ impl fmt::Debug for Group<'_, '_> {
 }
 
 impl Communicator {
-    /// Records calls and launches them together. All messages are on their way at once, so opposite sends and receives
-    /// do not wait for each other. Collectives run in the order in which they were recorded. Nothing is sent before the
-    /// closure has returned `Ok`; if it fails or panics, nothing has happened.
+    /// Records calls and launches them together. All messages are on their way at once, so two ranks can send to each
+    /// other without waiting for each other. Collectives run in the order in which they were recorded. Nothing is sent
+    /// before the closure has returned `Ok`. If the closure fails or panics, nothing is sent.
     ///
-    /// Returns what the receives got, in the order in which they were recorded.
+    /// Returns the results of the receives, in the order in which they were recorded.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -63,7 +63,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The closure's errors, and those of the recorded calls.
+    /// The closure's errors, and the errors of the recorded calls.
     #[doc(alias("ncclGroupStart", "ncclGroupEnd", "batch_isend_irecv"))]
     pub fn group<'buffers>(&self, record: impl FnOnce(&mut Group<'buffers, '_>) -> Result<()>) -> Result<Vec<Received>> {
         let mut group = Group::new(self);
@@ -78,18 +78,19 @@ impl Communicator {
     }
 
     /// Records and launches calls like [`group`](Self::group), for several communicators of this thread at once.
-    /// `record` gets a group for each, in the same order. So one thread can drive several GPUs, each with its own
-    /// communicator. Device buffers only: on host memory each rank needs its own thread.
+    /// `record` gets one group for each communicator, in the same order. So one thread can drive several GPUs, each
+    /// with its own communicator. Device buffers only: on host memory each rank needs its own thread.
     ///
-    /// Call a custom op once outside of a group first; ranks agree there that all can compile it. If one rank makes
-    /// calls through `group_across`, every rank of that communicator must do so: ranks compare these calls with n−1
-    /// messages each, not with a collective. If the calls differ, all communicators of the group are ended.
+    /// Before you use a custom op in such a group, use it once outside of a group: outside, the ranks agree that all of
+    /// them can compile it. If one rank makes calls through `group_across`, every rank of that communicator must do so:
+    /// ranks compare these calls with n−1 messages each, not with a collective. If the calls differ, all communicators
+    /// of the group are ended.
     ///
-    /// Returns what the receives of each communicator got.
+    /// Returns the results of each communicator's receives.
     ///
     /// # Errors
     ///
-    /// The closure's errors, those of the recorded calls, and `Unsupported` if host buffers were recorded.
+    /// The closure's errors, the errors of the recorded calls, and `Unsupported` if host buffers were recorded.
     #[cfg(feature = "cuda")]
     pub fn group_across<'buffers, 'comm>(
         comms: &[&'comm Self],
@@ -134,7 +135,8 @@ impl<'comm> Group<'_, 'comm> {
         shared.progress.start_background()
     }
 
-    /// Runs what was recorded on host memory. Returns what every receive got, in the order in which they were recorded.
+    /// Runs the calls that were recorded on host memory. Returns the results of all receives, in the order in which
+    /// they were recorded.
     fn run_on_host(self) -> Result<Vec<Received>> {
         let Self { comm, messages, collectives, receives, .. } = self;
         let run = || collectives.iter().try_for_each(|jobs| comm.run_all(jobs));
@@ -168,7 +170,8 @@ impl<'buffers> Group<'buffers, '_> {
         }
     }
 
-    /// Records a [`send`](Communicator::send). The group has one timeout for all: an envelope's own is refused.
+    /// Records a [`send`](Communicator::send). The group has one timeout for all its calls, so an envelope with its own
+    /// timeout is refused.
     ///
     /// # Errors
     ///
@@ -189,7 +192,8 @@ impl<'buffers> Group<'buffers, '_> {
         Ok(())
     }
 
-    /// Records a [`recv`](Communicator::recv). The group has one timeout for all: an envelope's own is refused.
+    /// Records a [`recv`](Communicator::recv). The group has one timeout for all its calls, so an envelope with its own
+    /// timeout is refused.
     ///
     /// # Errors
     ///
@@ -216,7 +220,7 @@ impl<'buffers> Group<'buffers, '_> {
     fn untimed(call: &'static str, envelope: Envelope) -> Result<Envelope> {
         match envelope.timeout {
             None => Ok(envelope),
-            Some(_) => Err(Error::argument(call, "a message of a group has no timeout of its own; give the group one with with_timeout")),
+            Some(_) => Err(Error::argument(call, "a message in a group cannot have its own timeout; set the group's with with_timeout")),
         }
     }
 

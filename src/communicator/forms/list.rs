@@ -1,9 +1,9 @@
 //! Collectives to and from lists of buffers, one buffer for each rank, in all their forms.
 //!
-//! Each rank decides for itself whether its blocks lie side by side or each in its own buffer. So these are the calls
-//! with a count for each rank (`gather_v`, `scatter_v`, `all_to_all_v`), and a rank with a list can call together with
-//! ranks without one. No buffers are copied together: plans name places by offsets, and a list gives their addresses
-//! (`job::List`).
+//! Each rank decides for itself whether its blocks lie side by side or each in its own buffer. So these calls are made
+//! as the calls with a count for each rank (`gather_v`, `scatter_v`, `all_to_all_v`): a rank that passes a list can
+//! make the same call as ranks that pass one buffer. Buffers are not copied together: plans name places by offsets, and
+//! a list gives their addresses (`job::List`).
 
 use std::marker::PhantomData;
 
@@ -25,12 +25,12 @@ use crate::host::backend::Job;
 /// # Lists of buffers
 ///
 /// Gathers to, and scatters from, one buffer for each rank, in rank order, instead of one long buffer. Bytes go
-/// straight into and out of these buffers, without being put together first. The buffers of a list may differ in length
-/// and may be empty. They must all be on the host, or all on a device.
+/// directly into and out of these buffers, without being copied together first. The buffers of a list may differ in
+/// length and may be empty. They must all be on the host, or all on a device.
 ///
 /// Before anything is written, the lengths at the two ends of each transfer are compared, as in
-/// [`gather_v_into`](Self::gather_v_into). If any differ, every rank gets the same `Mismatch`. The started forms, and
-/// those in a group, do the same.
+/// [`gather_v_into`](Self::gather_v_into). If any differ, every rank gets the same `Mismatch`. The background forms,
+/// and those in a group, do the same.
 ///
 /// A rank that has its blocks in one buffer can make the matching `_v_into` call while others pass lists. Errors and
 /// records use the name of that call (`gather_v`, `scatter_v`, `all_to_all_v`). The exception is `all_gather_list`,
@@ -53,8 +53,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives; `InvalidArgument` if the list does not have one buffer for each rank, or has
-    /// some buffers on the host and others on a device.
+    /// The errors common to all collectives, and `InvalidArgument` if the list does not have one buffer for each rank,
+    /// or has some buffers on the host and others on a device.
     #[doc(alias = "gather")]
     pub fn gather_list<S, D>(&self, source: &S, destinations: Option<&mut [D]>, root: usize) -> Result<()>
     where
@@ -148,7 +148,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` here; the rest through the [`Work`].
+    /// The errors common to background collectives.
     pub fn start_gather_list<S, D>(&self, source: S, destinations: Option<Vec<D>>, root: usize) -> Result<Work<(S, Option<Vec<D>>)>>
     where
         S: OwnedSource,
@@ -161,7 +161,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` here; the rest through the [`Work`].
+    /// The errors common to background collectives.
     pub fn start_scatter_list<S, D>(&self, sources: Option<Vec<S>>, destination: D, root: usize) -> Result<Work<(Option<Vec<S>>, D)>>
     where
         S: OwnedSource,
@@ -174,7 +174,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` here; the rest through the [`Work`].
+    /// The errors common to background collectives.
     pub fn start_all_gather_list<S, D>(&self, source: S, destinations: Vec<D>) -> Result<Work<(S, Vec<D>)>>
     where
         S: OwnedSource,
@@ -187,7 +187,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` here; the rest through the [`Work`].
+    /// The errors common to background collectives.
     pub fn start_all_to_all_list<S, D>(&self, sources: Vec<S>, destinations: Vec<D>) -> Result<Work<(Vec<S>, Vec<D>)>>
     where
         S: OwnedSource,
@@ -398,7 +398,7 @@ impl Communicator {
     }
 }
 
-/// Returns what all buffers of a call on lists hold: the tag of the element type, and the size of an element.
+/// Returns the tag of the element type of all buffers of a call on lists, and the size of an element.
 fn held_by_all<T: Data>(
     call: &'static str,
     source: &Given<Memory<'_, T>>,
@@ -414,7 +414,7 @@ fn held_by_all<T: Data>(
         let (tag, bytes) = held::<T>(call, what, element, misplaced)?;
         let (first, _) = *known.get_or_insert((tag, bytes));
         if first != tag {
-            return Err(Error::argument(call, format!("one buffer holds {first} and another {tag}: pass all of one type")));
+            return Err(Error::argument(call, format!("one buffer holds {first} and another holds {tag}: pass buffers of one type")));
         }
     }
     known.map_or_else(|| element::<T>(call), Ok)
@@ -423,7 +423,7 @@ fn held_by_all<T: Data>(
 /// Returns the error of a call with buffers both on the host and on a device.
 #[cfg(feature = "cuda")]
 fn two_sides(call: &Call) -> Error {
-    Error::argument(call.name(), "some buffers are on the host and others on a device: pass all on one side")
+    Error::argument(call.name(), "some buffers are on the host and others on a device: pass all on the host, or all on a device")
 }
 
 /// Makes the job of a checked call in which at least one of the two buffers is a list. The layout is in elements.

@@ -17,7 +17,7 @@ use crate::host::backend::Jobs;
 ///
 /// Each call takes a list of any number of buffers (`[Vec<T>]`, `[&mut [T]]`, `[CudaSlice<T>]` and so on), all on the
 /// host or all on a device. It does what one call for each buffer would do, in list order. On every rank, the list must
-/// have the same number of buffers, of the same lengths, in the same order. This is compared before anything is
+/// have the same number of buffers, of the same lengths, in the same order. Ranks compare this before anything is
 /// written. The list may be empty, and so may buffers in it.
 ///
 /// On the host, small buffers are joined, so that together they cost one call and two copies of their bytes. Large ones
@@ -40,8 +40,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives; `InvalidArgument` if some buffers are on the host and others on a device, or,
-    /// with [`TypedBytes`](crate::TypedBytes), if they hold different element types.
+    /// The errors common to all collectives, and `InvalidArgument` if some buffers are on the host and others on a
+    /// device, or, with [`TypedBytes`](crate::TypedBytes), if they hold different element types.
     #[doc(alias("all_reduce_coalesced", "ncclGroupStart"))]
     pub fn all_reduce_many<B: BufferMut>(&self, buffers: &mut [B], op: impl Into<Reduction<B::Element>>) -> Result<()> {
         self.execute(self.prepare_all_reduce_many(buffers, &op.into()))
@@ -68,8 +68,8 @@ impl Communicator {
         self.execute(self.prepare_broadcast_many(buffers, root))
     }
 
-    /// Gathers each source like [`all_gather_into`](Self::all_gather_into), into its destination of world size × its
-    /// length.
+    /// Gathers each source like [`all_gather_into`](Self::all_gather_into), into its destination of world size × the
+    /// source's length.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -85,7 +85,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Same as for [`all_reduce_many`](Self::all_reduce_many); `InvalidArgument` if the lists differ in length.
+    /// Same as for [`all_reduce_many`](Self::all_reduce_many), and `InvalidArgument` if the lists differ in length.
     #[doc(alias("all_gather_into_tensor_coalesced", "all_gather_coalesced"))]
     pub fn all_gather_many_into<S, D>(&self, sources: &[S], destinations: &mut [D]) -> Result<()>
     where
@@ -135,7 +135,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` and `Unsupported` here; the rest through the [`Work`].
+    /// The errors common to background collectives.
     pub fn start_all_reduce_many<B: OwnedBuffer>(&self, buffers: Vec<B>, op: impl Into<Reduction<B::Element>>) -> Result<Work<Vec<B>>> {
         self.start(buffers, |buffers| self.prepare_all_reduce_many(buffers, &op.into()))
     }
@@ -144,7 +144,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` here; the rest through the [`Work`].
+    /// The errors common to background collectives.
     pub fn start_broadcast_many<B: OwnedBuffer>(&self, buffers: Vec<B>, root: usize) -> Result<Work<Vec<B>>> {
         self.start(buffers, |buffers| self.prepare_broadcast_many(buffers, root))
     }
@@ -153,7 +153,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` here; the rest through the [`Work`].
+    /// The errors common to background collectives.
     pub fn start_all_gather_many_into<S, D>(&self, sources: Vec<S>, destinations: Vec<D>) -> Result<Work<(Vec<S>, Vec<D>)>>
     where
         S: OwnedSource,
@@ -166,7 +166,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` and `Unsupported` here; the rest through the [`Work`].
+    /// The errors common to background collectives.
     pub fn start_reduce_scatter_many_into<S, D>(
         &self,
         sources: Vec<S>,
@@ -313,7 +313,7 @@ impl Communicator {
             if let Some(element) = prepared.element() {
                 let first = *known.get_or_insert(element);
                 if first != element {
-                    let reason = format!("buffer {place} holds {element} and those before it {first}: pass each type in a call of its own");
+                    let reason = format!("buffer {place} holds {element}, but those before it hold {first}: make one call for each type");
                     return Err(Error::argument(call, reason));
                 }
             }
@@ -342,7 +342,7 @@ impl Communicator {
         nothing()
     }
 
-    /// Makes a call on an empty list. The ranks agree on it, and nothing is folded, whatever the elements and the op.
+    /// Makes a call on an empty list. The ranks compare it, and nothing is reduced, whatever the elements and the op.
     fn of_no_buffer<'a, T: Data>(&self, kind: Collective, root: Option<u32>, op: Option<&Reduction<T>>) -> Result<Prepared<'a>> {
         let nothing = MemoryMut::<T>::from(&mut [][..]);
         Ok(match self.moving(kind, root, 0, Source::InPlace, nothing, BlockLayout::Equal(0))? {

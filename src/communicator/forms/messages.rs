@@ -136,7 +136,7 @@ type Terms = fn(&Communicator, &'static str, &Envelope, (TypeTag, usize)) -> Res
 
 /// # Messages
 ///
-/// A message goes from one rank to another under a tag (0 by default). The receiving call names the source and the tag,
+/// A message goes from one rank to another with a tag (0 by default). The receiving call names the source and the tag,
 /// or accepts any source. Both ends pass an [`Envelope`], or simply the rank's number. Messages with the same source
 /// and tag arrive in the order in which they were sent. The element types of the two ends must agree. The receiver's
 /// buffer must be long enough; a shorter message is allowed.
@@ -156,21 +156,21 @@ type Terms = fn(&Communicator, &'static str, &Envelope, (TypeTag, usize)) -> Res
 ///
 /// NCCL runs all device calls of a communicator, messages included, one after the other in the order in which they were
 /// queued, on any stream. So the device calls of several threads take turns, and a receive keeps its turn until its
-/// sender has made the call. Otherwise a call could be queued before the receive here but after the send there, and the
-/// devices would wait for each other. A call that waits behind a receive for longer than its timeout gets a `Timeout`
-/// that reports this, and the communicator stays usable. Threads that send and receive on devices at the same time
-/// should use one [`group`](Self::group), or a communicator each.
+/// sender has made the call. Without this rule, a call could be queued before the receive on this rank but after the
+/// send on the other rank, and the devices would wait for each other. A call that waits behind a receive for longer
+/// than its timeout gets a `Timeout` that reports this, and the communicator stays usable. Threads that send and
+/// receive on devices at the same time should use one [`group`](Self::group), or a communicator each.
 ///
 /// # Errors of messages
 ///
 /// If a send gives up before its message was received, the receive that would have got it fails at once with `Message`.
 /// If a receive gives up in the middle of a message, the message is kept for the next receive. If it cannot be kept
-/// (limit: 256 MiB on a rank), both ends get an error that reports it as lost. The error distinguishes these cases. A
-/// send of at most 64 KiB that has begun to be written is completed, and succeeds.
+/// (limit: 256 MiB on a rank), both ends get an error that reports it as lost. The text of an error tells these cases
+/// apart. A send of at most 64 KiB that has begun to be written is completed, and succeeds.
 ///
 /// Errors common to messages:
-/// - `InvalidArgument` if a rank or tag cannot exist.
-/// - `Message` if the two ends do not match (both get it), or if the other end gave up.
+/// - `InvalidArgument` if a rank or tag is out of range.
+/// - `Message` if the two ends do not match (both ends get this error), or if the other end gave up.
 /// - `PeerLost`, `Timeout`, `Poisoned`.
 ///
 /// After all of these except `PeerLost` and `Poisoned`, the communicator stays usable. After `PeerLost`, only messages
@@ -200,8 +200,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to messages. After a `Timeout` the message was not sent, and its receive gets an error that reports
-    /// this.
+    /// The errors common to messages. After a `Timeout`, the message was not sent, and its receive gets an error that
+    /// reports this.
     #[doc(alias("ncclSend", "MPI_Send"))]
     pub fn send<B: Buffer + ?Sized>(&self, buffer: &B, to: impl Into<Envelope>) -> Result<()> {
         let to = to.into();
@@ -242,8 +242,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to messages. After a `Timeout` in the middle of a message, the next receive gets the whole message;
-    /// the buffer may hold a part of it.
+    /// The errors common to messages. After a `Timeout` in the middle of a message, the next receive gets the whole
+    /// message; the buffer may hold a part of it.
     #[doc(alias("ncclRecv", "MPI_Recv"))]
     pub fn recv<B: BufferMut + ?Sized>(&self, buffer: &mut B, from: impl Into<Envelope>) -> Result<Received> {
         let from = from.into();
@@ -277,7 +277,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to messages.
+    /// The errors common to messages.
     #[doc(alias = "MPI_Sendrecv")]
     pub fn send_recv<S, R>(&self, send: &S, to: impl Into<Envelope>, receive: &mut R, from: impl Into<Envelope>) -> Result<Received>
     where
@@ -336,8 +336,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`, `Poisoned`, and `Io` if no thread can be started for it, are returned here: nothing was sent
-    /// then, and the buffer is free. Other errors come through the [`Work`].
+    /// This function itself returns `InvalidArgument`, `Poisoned`, and `Io` (if no thread can be started). In these
+    /// cases, nothing was sent, and the buffer is freed. Other errors come through the [`Work`].
     #[doc(alias("isend", "MPI_Isend"))]
     pub fn start_send<B: OwnedSource>(&self, buffer: B, to: impl Into<Envelope>) -> Result<Work<B>> {
         let to = to.into();
@@ -345,7 +345,7 @@ impl Communicator {
         self.send_background(buffer, &to, Self::context)
     }
 
-    /// Starts a receive. The buffer, and what was received into it, come back through the [`Work`].
+    /// Starts a receive. The buffer comes back through the [`Work`], with a [`Received`] that describes the message.
     ///
     /// # Errors
     ///

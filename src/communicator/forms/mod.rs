@@ -1,4 +1,4 @@
-//! The forms of a call: blocking, started, in a group, on many buffers, and on serialised values.
+//! The forms of a call: blocking, in the background, in a group, on many buffers, and on serialised values.
 
 mod barrier;
 mod collectives;

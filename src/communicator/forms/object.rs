@@ -14,7 +14,7 @@ fn told(encoded: &Result<Vec<u8>>) -> u64 {
     encoded.as_ref().map_or(FAILED, |bytes| bytes.len() as u64)
 }
 
-/// Decodes the bytes of another rank. Every byte must be used: if some are left over, the sender meant another type.
+/// Decodes the bytes of another rank. Every byte must be used: if some are left over, the sender sent another type.
 pub(in crate::communicator) fn decode<T: DeserializeOwned>(from: &Peer, bytes: &[u8]) -> Result<T> {
     let wrong = |what: String| Error::Protocol {
         with: from.to_string(),
@@ -38,8 +38,9 @@ impl Communicator {
         decode(&self.peers()[from], bytes)
     }
 
-    /// Refuses objects that are together larger than `Config::object_limit_bytes`, or that could not be serialised (by
-    /// `encoder`, or else each by its own rank). Every rank refuses them alike.
+    /// Refuses objects that are together larger than `Config::object_limit_bytes`, or that could not be serialised.
+    /// Every rank refuses them alike. `encoder` is the rank that serialises all objects; without one, each rank
+    /// serialises its own.
     fn bounded(&self, call: &'static str, sizes: &[u64], encoder: Option<usize>) -> Result<Vec<usize>> {
         if let Some(rank) = sizes.iter().position(|size| *size == FAILED) {
             let encoder = &self.peers()[encoder.unwrap_or(rank)];
@@ -74,8 +75,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those of the collectives; `InvalidArgument` if a value cannot be serialised or the objects together are too
-    /// large.
+    /// The errors of the collectives, and `InvalidArgument` if a value cannot be serialised or the objects together are
+    /// too large.
     pub fn all_gather_object<T: Serialize + DeserializeOwned>(&self, object: &T) -> Result<Vec<T>> {
         self.composite("all_gather_object", || {
             let (mine, counts) = self.exchange_sizes("all_gather_object", object)?;

@@ -1,9 +1,9 @@
 //! Any serialisable value as a message between two ranks (feature `serde`): encoded with postcard, one message per
 //! object, size limited.
 //!
-//! An object's message has its own element type. So it differs from a buffer's message under the same tag, and a
-//! receive of the other kind fails instead of taking it. The receive allocates memory once a message has matched it, so
-//! no size is sent first.
+//! An object's message has its own element type. So it differs from a buffer's message with the same tag, and a receive
+//! of the other kind fails instead of taking it. The receive allocates memory once a message has matched it, so no size
+//! is sent first.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -15,13 +15,13 @@ use crate::error::Result;
 
 /// # Objects as messages (feature `serde`)
 ///
-/// A value goes from one rank to another as buffers do with [`send`](Self::send) and [`recv`](Self::recv): to one rank,
-/// from one rank or any, under a tag, with its own timeout if needed. Each object is one message. If two threads
-/// receive objects from one source under one tag, each gets whole objects, in no particular order.
+/// A value is sent and received like a buffer with [`send`](Self::send) and [`recv`](Self::recv): to one rank, from one
+/// rank or from any, with a tag, and with its own timeout if needed. Each object is one message. If two threads receive
+/// objects from one source with one tag, each gets whole objects, in no particular order.
 ///
 /// Objects and buffers with the same source and tag form one sequence. A `recv` that meets an object, or a
-/// `recv_object` that meets a buffer, fails with `Message`, as for any other types that differ, and uses the message
-/// up.
+/// `recv_object` that meets a buffer, fails with `Message`, as for any other types that differ. The failed receive also
+/// consumes the message.
 ///
 /// Cost: encoding with `postcard`, a message of the encoded size, and decoding. Up to 64 KiB, the message is on its way
 /// when the send returns. Objects travel over the host backend even if there are devices. Received data is never
@@ -49,7 +49,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to messages, and:
+    /// The errors common to messages, and:
     /// - `InvalidArgument` if the value cannot be serialised. Nothing is sent then, and the receiver keeps waiting.
     /// - `Message` if the object has more than 64 KiB and the receiver cannot take it. For a smaller one, only the
     ///   receiver gets an error.
@@ -85,12 +85,12 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to messages, and:
+    /// The errors common to messages, and:
     /// - `Message`, naming the sender, if the object is larger than
     ///   [`Config::object_limit_bytes`](crate::Config::object_limit_bytes) of this rank. No memory is allocated for it.
     /// - `Protocol`, naming the sender, if the bytes are not a `T`.
     ///
-    /// Both use the message up, and the communicator stays usable.
+    /// In both cases, the message is consumed, and the communicator stays usable.
     #[doc(alias("recv_object_list", "MPI_Recv"))]
     pub fn recv_object<T: DeserializeOwned>(&self, from: impl Into<Envelope>) -> Result<(T, Received)> {
         let from = from.into();

@@ -23,8 +23,8 @@ use crate::host::shm::{ShareError, Size, Storage};
 /// Other ranks read it, inside collectives that this rank calls with it, but never write to it.
 ///
 /// After a failed call, a destination holds unspecified data, and a source is unchanged. Other ranks may still be
-/// reading the buffer then. They do not see what this rank writes to it: the system allocates new memory for that, page
-/// by page. (If a device or a network card was given the buffer's addresses, give it the addresses again.)
+/// reading the buffer then. They do not see what this rank writes to the buffer: the system allocates new memory for
+/// that, page by page. (If a device or a network card was given the buffer's addresses, give it the addresses again.)
 pub struct SharedBuffer<T> {
     /// The first of `len` elements.
     base: NonNull<T>,
@@ -122,16 +122,17 @@ impl Communicator {
     /// # Ok::<(), collectives::Error>(())
     /// ```
     ///
-    /// Between ranks that share no host, or with `Transport::Tcp`, it is ordinary memory that begins at a page, so
-    /// programs need no second code path. On several hosts, the ranks of each host share memory.
+    /// Between ranks that share no host, or with `Transport::Tcp`, the buffer is ordinary memory that begins at a page
+    /// boundary, so programs need no second code path. On several hosts, the ranks of each host share memory.
     ///
     /// **Cost.**
     /// - Memory: the bytes of every rank's buffer exist once on the host, and are allocated when this returns.
     ///   Measured: 3 to 6 µs per page of 4 KiB (2 virtual CPUs, Zen 5; `benches/record/design-figures.md`).
-    /// - Address space: each rank maps the buffers of all ranks on its host and its own buffer a second time, so (ranks
-    ///   on the host + 1) × `len` elements, rounded up to pages (of 2 MiB if a buffer fills one).
-    /// - First use: another rank's page is mapped when a call first reaches it, in about 1 µs on that machine. So
-    ///   allocate once and use it often.
+    /// - Address space: each rank maps the buffers of all ranks on its host, and maps its own buffer twice, so it needs
+    ///   room for (ranks on the host + 1) × `len` elements, rounded up to pages (to pages of 2 MiB if a buffer fills
+    ///   such a page).
+    /// - First use: a page of another rank is mapped when a call first reaches it, which takes about 1 µs on that
+    ///   machine. So allocate once and use it often.
     ///
     /// Huge pages are used if the system allows them for shared memory
     /// (`/sys/kernel/mm/transparent_hugepage/shmem_enabled` at `advise`).
@@ -143,10 +144,10 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those of collectives, and these, after which the communicator stays usable:
+    /// The errors of collectives, and the following, after which the communicator stays usable:
     /// - `Mismatch` if ranks ask for different types or lengths.
     /// - `InvalidArgument` if the buffer is too large for an address space.
-    /// - `Io`, naming the rank that could not get its memory. All ranks fail then.
+    /// - `Io` if a rank cannot get its memory. All ranks get this error, which names that rank.
     #[doc(alias("ncclMemAlloc", "ncclCommWindowRegister", "MPI_Win_allocate_shared"))]
     pub fn alloc<T: Data>(&self, len: usize) -> Result<SharedBuffer<T>> {
         let (tag, size) = element::<T>("alloc")?;

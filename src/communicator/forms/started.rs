@@ -1,4 +1,4 @@
-//! Collectives in the background, run by one worker thread of the communicator in the order in which they were started.
+//! Background collectives, run by one worker thread of the communicator in the order in which they were started.
 
 use crate::call::buffer::{Buffer, BufferMut};
 use crate::call::op::Reduction;
@@ -7,14 +7,18 @@ use crate::communicator::prepare::prepared::Source;
 use crate::communicator::work::{OwnedBuffer, OwnedSource, Work};
 use crate::error::Result;
 
-/// # Started collectives
+/// # Background collectives
 ///
-/// Each call takes its buffers, returns at once, and gives the buffers back through the [`Work`]. On every rank,
-/// started calls run one after another in the order in which they were started. A blocking collective waits for them
-/// first.
+/// Each call takes its buffers, and gives them back through the [`Work`]. On every rank, these calls run one after
+/// another, in the order in which they were started. A blocking collective waits for them first.
 ///
-/// Before a call starts, its arguments are checked and the thread is created. If one of these methods returns an error,
-/// nothing has begun.
+/// On host memory, a call returns at once. On devices, it returns after all ranks have made it, because they first
+/// compare their calls ([`Config::check_device_calls`](crate::Config::check_device_calls)).
+///
+/// Errors common to background collectives: On host memory, `InvalidArgument`, `Unsupported` and `Io` come from these
+/// functions. On devices, these functions also return `NoDevice`, the errors of the comparison (`Mismatch`, `Timeout`,
+/// `PeerLost`, `Aborted` and `Poisoned`), and other errors that occur before the call is queued. The call has not
+/// begun then. All later errors come through the [`Work`].
 ///
 /// ```
 /// # use collectives::{Communicator, ReduceOp};
@@ -44,7 +48,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` and `Unsupported` here; the rest through the [`Work`].
+    /// The errors common to background collectives.
     pub fn start_all_reduce<B: OwnedBuffer>(&self, buffer: B, op: impl Into<Reduction<B::Element>>) -> Result<Work<B>> {
         self.start(buffer, |buffer| self.prepare_all_reduce(Source::InPlace, buffer.memory_mut(), &op.into()))
     }
@@ -53,7 +57,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` and `Unsupported` here; the rest through the [`Work`].
+    /// The errors common to background collectives.
     pub fn start_reduce<B: OwnedBuffer>(&self, buffer: B, root: usize, op: impl Into<Reduction<B::Element>>) -> Result<Work<B>> {
         let op = op.into();
         self.start(buffer, |buffer| {
@@ -67,7 +71,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` here; the rest through the [`Work`].
+    /// The errors common to background collectives.
     pub fn start_broadcast<B: OwnedBuffer>(&self, buffer: B, root: usize) -> Result<Work<B>> {
         let source = if self.rank() == root { Source::InPlace } else { Source::Nothing };
         self.start(buffer, |buffer| self.prepare_broadcast(source, buffer.memory_mut(), root))
@@ -77,7 +81,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` here; the rest through the [`Work`].
+    /// The errors common to background collectives.
     pub fn start_all_gather<B: OwnedBuffer>(&self, buffer: B) -> Result<Work<B>> {
         self.start(buffer, |buffer| self.prepare_all_gather(None, buffer.memory_mut()))
     }
@@ -86,7 +90,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` here; the rest through the [`Work`].
+    /// The errors common to background collectives.
     pub fn start_all_gather_into<S, D>(&self, source: S, destination: D) -> Result<Work<(S, D)>>
     where
         S: OwnedSource,
@@ -101,7 +105,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` and `Unsupported` here; the rest through the [`Work`].
+    /// The errors common to background collectives.
     pub fn start_reduce_scatter<B: OwnedBuffer>(&self, buffer: B, op: impl Into<Reduction<B::Element>>) -> Result<Work<B>> {
         self.start(buffer, |buffer| self.prepare_reduce_scatter(None, buffer.memory_mut(), &op.into()))
     }
@@ -110,7 +114,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` and `Unsupported` here; the rest through the [`Work`].
+    /// The errors common to background collectives.
     pub fn start_reduce_scatter_into<S, D>(&self, source: S, destination: D, op: impl Into<Reduction<S::Element>>) -> Result<Work<(S, D)>>
     where
         S: OwnedSource,
@@ -125,7 +129,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` here; the rest through the [`Work`].
+    /// The errors common to background collectives.
     pub fn start_all_to_all<B: OwnedBuffer>(&self, buffer: B) -> Result<Work<B>> {
         self.start(buffer, |buffer| self.prepare_all_to_all(Source::InPlace, buffer.memory_mut()))
     }
@@ -134,7 +138,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` here; the rest through the [`Work`].
+    /// The errors common to background collectives.
     pub fn start_gather<B: OwnedBuffer>(&self, buffer: B, root: usize) -> Result<Work<B>> {
         self.start(buffer, |buffer| self.prepare_gather_in_place(buffer, root))
     }
@@ -143,7 +147,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` here; the rest through the [`Work`].
+    /// The errors common to background collectives.
     pub fn start_scatter<B: OwnedBuffer>(&self, buffer: B, root: usize) -> Result<Work<B>> {
         self.start(buffer, |buffer| self.prepare_scatter_in_place(buffer.memory_mut(), root))
     }
@@ -152,7 +156,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` and `Unsupported` here; the rest through the [`Work`].
+    /// The errors common to background collectives.
     pub fn start_all_reduce_into<S, D>(&self, source: S, destination: D, op: impl Into<Reduction<S::Element>>) -> Result<Work<(S, D)>>
     where
         S: OwnedSource,
@@ -167,7 +171,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` and `Unsupported` here; the rest through the [`Work`].
+    /// The errors common to background collectives.
     pub fn start_reduce_into<S, D>(
         &self,
         source: S,
@@ -188,7 +192,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` here; the rest through the [`Work`].
+    /// The errors common to background collectives.
     pub fn start_broadcast_into<S, D>(&self, source: Option<S>, destination: D, root: usize) -> Result<Work<(Option<S>, D)>>
     where
         S: OwnedSource,
@@ -203,7 +207,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` here; the rest through the [`Work`].
+    /// The errors common to background collectives.
     pub fn start_gather_into<S, D>(&self, source: S, destination: Option<D>, root: usize) -> Result<Work<(S, Option<D>)>>
     where
         S: OwnedSource,
@@ -218,7 +222,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` here; the rest through the [`Work`].
+    /// The errors common to background collectives.
     pub fn start_scatter_into<S, D>(&self, source: Option<S>, destination: D, root: usize) -> Result<Work<(Option<S>, D)>>
     where
         S: OwnedSource,
@@ -233,7 +237,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` here; the rest through the [`Work`].
+    /// The errors common to background collectives.
     pub fn start_all_to_all_into<S, D>(&self, source: S, destination: D) -> Result<Work<(S, D)>>
     where
         S: OwnedSource,
@@ -248,7 +252,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` here; the rest through the [`Work`].
+    /// The errors common to background collectives.
     pub fn start_all_gather_v<B: OwnedBuffer>(&self, buffer: B, counts: &[usize]) -> Result<Work<B>> {
         self.start(buffer, |buffer| self.prepare_all_gather_v(None, buffer.memory_mut(), counts))
     }
@@ -257,7 +261,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` here; the rest through the [`Work`].
+    /// The errors common to background collectives.
     pub fn start_all_gather_v_into<S, D>(&self, source: S, destination: D, counts: &[usize]) -> Result<Work<(S, D)>>
     where
         S: OwnedSource,
@@ -272,7 +276,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` and `Unsupported` here; the rest through the [`Work`].
+    /// The errors common to background collectives.
     pub fn start_reduce_scatter_v<B: OwnedBuffer>(
         &self,
         buffer: B,
@@ -286,7 +290,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` and `Unsupported` here; the rest through the [`Work`].
+    /// The errors common to background collectives.
     pub fn start_reduce_scatter_v_into<S, D>(
         &self,
         source: S,
@@ -307,7 +311,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` here; the rest through the [`Work`].
+    /// The errors common to background collectives.
     pub fn start_gather_v_into<S, D>(&self, source: S, destination: Option<(D, &[usize])>, root: usize) -> Result<Work<(S, Option<D>)>>
     where
         S: OwnedSource,
@@ -323,7 +327,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` here; the rest through the [`Work`].
+    /// The errors common to background collectives.
     pub fn start_scatter_v_into<S, D>(&self, source: Option<(S, &[usize])>, destination: D, root: usize) -> Result<Work<(Option<S>, D)>>
     where
         S: OwnedSource,
@@ -339,7 +343,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` here; the rest through the [`Work`].
+    /// The errors common to background collectives.
     pub fn start_all_to_all_v_into<S, D>(
         &self,
         source: S,
@@ -360,7 +364,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The barrier's errors come through the [`Work`].
+    /// The errors common to background collectives.
     pub fn start_barrier(&self) -> Result<Work<()>> {
         self.start((), |()| self.prepare_barrier())
     }

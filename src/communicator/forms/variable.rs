@@ -17,7 +17,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives; `InvalidArgument` if the counts do not cover the buffer.
+    /// The errors common to all collectives, and `InvalidArgument` if the counts do not cover the buffer.
     #[doc(alias = "MPI_Allgatherv")]
     pub fn all_gather_v<B: BufferMut + ?Sized>(&self, buffer: &mut B, counts: &[usize]) -> Result<()> {
         self.execute(self.prepare_all_gather_v(None, buffer.memory_mut(), counts))
@@ -38,7 +38,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives.
+    /// The errors common to all collectives.
     pub fn all_gather_v_into<S, D>(&self, source: &S, destination: &mut D, counts: &[usize]) -> Result<()>
     where
         S: Buffer + ?Sized,
@@ -51,7 +51,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives.
+    /// The errors common to all collectives.
     #[doc(alias = "MPI_Reduce_scatter")]
     pub fn reduce_scatter_v<B: BufferMut + ?Sized>(
         &self,
@@ -78,7 +78,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives.
+    /// The errors common to all collectives.
     pub fn reduce_scatter_v_into<S, D>(
         &self,
         source: &S,
@@ -110,7 +110,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives.
+    /// The errors common to all collectives.
     #[doc(alias = "MPI_Gatherv")]
     pub fn gather_v_into<S, D>(&self, source: &S, destination: Option<(&mut D, &[usize])>, root: usize) -> Result<()>
     where
@@ -138,7 +138,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives.
+    /// The errors common to all collectives.
     #[doc(alias = "MPI_Scatterv")]
     pub fn scatter_v_into<S, D>(&self, source: Option<(&S, &[usize])>, destination: &mut D, root: usize) -> Result<()>
     where
@@ -167,7 +167,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Those common to all collectives.
+    /// The errors common to all collectives.
     #[doc(alias = "MPI_Alltoallv")]
     pub fn all_to_all_v_into<S, D>(&self, source: &S, send_counts: &[usize], destination: &mut D, receive_counts: &[usize]) -> Result<()>
     where

@@ -6,7 +6,7 @@
 //!
 //! A rank receives from any other rank in only one round. So messages need no number: messages of one source and tag
 //! arrive in order, and each barrier takes one. A barrier whose deadline has passed is not over: what it has sent stays
-//! valid, and what it awaits still arrives. So the next barrier under the tag continues where the earlier one stopped.
+//! valid, and what it awaits still arrives. So the next barrier with the tag continues where the earlier one stopped.
 //! If several threads use a tag, the k-th thread to leave the barrier knows that every rank has entered k times.
 
 use std::collections::BTreeMap;

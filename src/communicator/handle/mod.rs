@@ -33,10 +33,10 @@ use crate::observe::LIFE;
 
 /// One rank of a group of processes or threads that call collectives together.
 ///
-/// Every rank must make the same calls in the same order; otherwise the ranks get an error that names two differing
-/// calls. Blocking calls run on the calling thread. `start_*` calls run in the background, in the order in which they
-/// were started, and blocking collectives wait for them. Messages ([`send`](Self::send), [`recv`](Self::recv) …) are
-/// independent of collectives.
+/// Every rank must make the same calls in the same order; if the calls differ, the ranks get an error that names two of
+/// them. Blocking calls run on the calling thread. Calls started with `start_*` run in the background (*background
+/// calls*), in the order in which they were started, and blocking collectives wait for them. Messages
+/// ([`send`](Self::send), [`recv`](Self::recv) …) are independent of collectives.
 ///
 /// A clone is a further handle to the same communicator, for another thread or another owner. Collectives of several
 /// threads run one after the other, in the order in which they are called. The program must make sure that all ranks
@@ -45,10 +45,10 @@ use crate::observe::LIFE;
 /// call waits at most its own timeout for its turn behind another thread's call. If the timeout passes during this
 /// wait, the call has not begun, and the communicator stays usable.
 ///
-/// If two ranks, or two threads, use two communicators in opposite orders, they wait for each other until a deadline
-/// passes. The error then names the call, the ranks that it waited for, and the other calls in which this process
-/// waited meanwhile ([`Error::Timeout`]). If the ranks are processes, each names its own call, and `collperf
-/// --explain-hang` compares them.
+/// If two ranks, or two threads, use two communicators in different orders, they wait for each other until a deadline
+/// passes. The error then names the call, the ranks that the call waited for, and the other calls in which this process
+/// waited meanwhile ([`Error::Timeout`]). If the ranks are processes, each names its own call, and
+/// `collperf --explain-hang` compares them.
 ///
 /// A lost peer, a mismatch, an abort or a timeout inside a collective ends the communicator: further calls are refused
 /// with an error that contains the first one. [`shrink`](Self::shrink) makes a new communicator of the remaining
@@ -58,7 +58,7 @@ use crate::observe::LIFE;
 /// communicator alive. Objects that the communicator itself keeps, such as an observer in its settings, should hold an
 /// [`abort_handle`](Self::abort_handle) instead.
 ///
-/// Dropping the last clone waits a short while for started calls, notifies the peers and closes the connections; see
+/// Dropping the last clone waits a short while for background calls, notifies the peers and closes the connections; see
 /// also [`close`](Self::close).
 #[derive(Clone)]
 pub struct Communicator {
@@ -214,15 +214,15 @@ impl Communicator {
         self.timeout.unwrap_or_else(|| unpacked(self.core.timeout.load(Ordering::Relaxed)))
     }
 
-    /// Returns the same communicator with its own timeout for the calls made with this handle. You can use the new
-    /// handle for one call, or keep it.
+    /// Returns a new handle to this communicator, whose calls have their own timeout. You can use the new handle for
+    /// one call, or keep it.
     ///
     /// Calls on devices are queued, and the timeout limits the time that the device may take. The timeout counts from
     /// the moment the call is queued, with an accuracy of a tenth of a second. If earlier calls with other timeouts are
     /// still running at that time, it counts from their end, because NCCL runs a communicator's calls in order. So no
     /// call's timeout shortens or lengthens another's. If a timeout passes, the communicator ends. A call whose timeout
     /// differs from the previous call's costs an event on each stream that is in use. The timeout also limits the wait
-    /// for a started call, counted from the start of that call, and
+    /// for a background call, counted from the start of that call, and
     /// [`Device::synchronize`](crate::Device::synchronize), counted from its own call.
     ///
     /// ```
@@ -263,8 +263,8 @@ impl Communicator {
         self.core.shared.no_turn(call, why, self.timeout(), under_way)
     }
 
-    /// Runs `work` with the host backend on this thread, after all earlier calls, including started ones and those of
-    /// other threads.
+    /// Runs `work` with the host backend on this thread, after all earlier calls, including background calls and those
+    /// of other threads.
     #[inline]
     pub(in crate::communicator) fn with_backend<R>(&self, work: impl FnOnce(&mut HostBackend) -> R) -> std::result::Result<R, NoTurn> {
         self.core.shared.backend.with(self.timeout(), work)
@@ -283,7 +283,7 @@ impl Communicator {
 }
 
 impl Core {
-    /// Waits a short while for started calls and sent messages, and ends the threads.
+    /// Waits a short while for background calls and sent messages, and ends the threads.
     pub(in crate::communicator) fn finish(&self) {
         if let Some(worker) = self.worker.get() {
             worker.stop(&self.shared);

@@ -47,9 +47,9 @@ impl Communicator {
     /// `trace-ID-rankR.json`. Returns the path of the file, which Perfetto and `collperf trace` can read. The file is
     /// written completely or not at all.
     ///
-    /// The trace is complete if it was enabled beforehand ([`Config::trace`](crate::Config::trace)). Otherwise it
-    /// contains what the [flight recorder](Self::flight_recorder) has recorded of this communicator: the beginning of
-    /// most calls and the end of the longer ones.
+    /// The trace is complete if it was enabled beforehand ([`Config::trace`](crate::Config::trace)). If it was not
+    /// enabled, the trace contains what the [flight recorder](Self::flight_recorder) has recorded of this communicator:
+    /// the beginning of most calls and the end of the longer ones.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -76,7 +76,8 @@ impl Communicator {
         self.with_trace(|log| log.write(folder.as_ref()))
     }
 
-    /// Returns the same trace as text: JSON in Chrome's Trace Event Format. In a forked process it contains no calls.
+    /// Returns the trace of [`write_trace`](Self::write_trace) as text: JSON in Chrome's Trace Event Format. In a
+    /// forked process it contains no calls.
     #[must_use]
     pub fn trace_json(&self) -> String {
         self.with_trace(TraceLog::to_json)

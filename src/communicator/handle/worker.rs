@@ -1,4 +1,4 @@
-//! The thread that runs a communicator's started collectives.
+//! The thread that runs a communicator's background collectives.
 
 use std::cell::Cell;
 use std::sync::mpsc::{SendError, Sender, channel};
@@ -26,7 +26,7 @@ const DROP_PATIENCE: Duration = Duration::from_secs(5);
 /// make this many.
 const CALLS_OF_A_TURN: u32 = 4;
 
-/// A started call: its jobs, its buffers, and the state that reports its end.
+/// A background call: its jobs, its buffers, and the state that reports its end.
 pub(in crate::communicator) struct Started {
     pub(in crate::communicator) jobs: Jobs,
     pub(in crate::communicator) buffers: Box<dyn ErasedBuffer>,
@@ -34,7 +34,7 @@ pub(in crate::communicator) struct Started {
     pub(in crate::communicator) timeout: Duration,
 }
 
-/// The remains of a started call that has ended.
+/// The remains of a background call that has ended.
 struct Left {
     /// The buffers of a call that failed.
     buffers: Option<Box<dyn ErasedBuffer>>,
@@ -123,7 +123,7 @@ impl Turns for Shared {
     }
 }
 
-/// The thread that runs started collectives, and the channel to it.
+/// The thread that runs background collectives, and the channel to it.
 #[derive(Default)]
 pub(in crate::communicator) struct Worker {
     thread: Mutex<Option<Thread>>,
@@ -169,7 +169,7 @@ impl Worker {
         })
     }
 
-    /// Waits a while for started calls, then ends the communicator and its thread.
+    /// Waits a while for background calls, then ends the communicator and its thread.
     pub(in crate::communicator) fn stop(&self, shared: &Shared) {
         let Some(Thread { jobs, own }) = event::lock(&self.thread).take() else { return };
         drop(jobs);

@@ -83,7 +83,7 @@ impl Communicator {
         let _ = self.core.shared.backend.with(ABORTING, HostBackend::propagate);
     }
 
-    /// Waits until every rank has called this and all started calls have ended, then closes the communicator for all
+    /// Waits until every rank has called this and all background calls have ended, then closes the communicator for all
     /// its clones. Later calls return [`Error::Closed`], and so do messages that other threads still wait for.
     ///
     /// ```

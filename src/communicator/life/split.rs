@@ -77,9 +77,9 @@ impl Communicator {
     /// Makes a new communicator for each list of ranks, numbered as listed: `Some` if this rank is in the list.
     /// Collective: every rank of this communicator calls it with the same lists.
     ///
-    /// Lists that have no rank in common are made together, at the cost of one [`split`](Self::split). A rank may be in
-    /// several lists. These lists are made one after the other, in the order given. Each is made together with as many
-    /// others as have no rank in common with it.
+    /// Communicators of lists that have no rank in common are made together, at the cost of one [`split`](Self::split).
+    /// A rank may be in several lists. The communicators of such lists are made one after the other, in the order
+    /// given, each together with those of lists that have no rank in common with it.
     ///
     /// ```
     /// # use collectives::Communicator;

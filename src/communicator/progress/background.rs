@@ -135,8 +135,8 @@ impl ProgressEngine {
         busy()
     }
 
-    /// Notifies the peers that the communicator has ended. Otherwise peers that wait for a message of this rank would
-    /// not learn of it. Never waits for the lock, because the thread that holds it also notifies them.
+    /// Notifies the peers that the communicator has ended. Without this, peers that wait for a message of this rank
+    /// would not learn of the end. Never waits for the lock, because the thread that holds it also notifies the peers.
     pub(in crate::communicator) fn announce_end(self: &Arc<Self>) {
         if self.health.is_foreign() {
             return;
@@ -196,9 +196,9 @@ impl ProgressEngine {
         }
     }
 
-    /// Makes the background thread finish messages that were given up: it notifies their receivers, and sends or
-    /// receives the rest of a message that is already partly transferred. If the thread cannot be started, this rank's
-    /// next message does this.
+    /// Makes the background thread finish messages that were given up: the thread notifies their receivers, and sends
+    /// or receives the rest of a message that is already partly transferred. If the thread cannot be started, this
+    /// rank's next message does this.
     pub(super) fn finish_later(self: &Arc<Self>) {
         let is_left = {
             let inner = self.lock();

@@ -13,8 +13,8 @@ use crate::host::point_to_point::Attempt;
 type Message = (MessageContext, MessageBuffer);
 
 impl ProgressEngine {
-    /// Sends one message and receives another. If nothing blocks the send, it is done at once; otherwise both are
-    /// posted as requests. Returns the results of both.
+    /// Sends one message and receives another. If nothing blocks the send, it is done at once; if something does, both
+    /// messages are posted as requests. Returns the results of both.
     ///
     /// # Safety
     ///

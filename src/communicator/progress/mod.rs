@@ -172,7 +172,7 @@ impl ProgressEngine {
         if inner.closed { Err(Error::Closed { call: context.doing(memory.sends()) }) } else { Ok(inner) }
     }
 
-    /// Returns the source of a message that has arrived under `tag` and was not received, as far as this rank knows.
+    /// Returns the source of a message that has arrived with `tag` and was not received, as far as this rank knows.
     /// Also returns `None` while the engine is in use.
     #[cfg(feature = "cuda")]
     pub(in crate::communicator) fn has_arrived(&self, tag: u64) -> Option<usize> {

@@ -39,7 +39,7 @@ impl Envelope {
         Self { peer: Some(rank), tag: 0, timeout: None }
     }
 
-    /// Accepts a message from any rank: from the first that sends under the tag.
+    /// Accepts a message from any rank: from the first that sends with the tag.
     #[doc(alias = "MPI_ANY_SOURCE")]
     pub const fn any() -> Self {
         Self { peer: None, tag: 0, timeout: None }
@@ -67,7 +67,7 @@ impl From<usize> for Envelope {
 pub struct Received {
     /// The rank that sent the message.
     pub source: usize,
-    /// The tag under which the message was sent.
+    /// The tag that the message was sent with.
     pub tag: u64,
     /// The number of elements received: the buffer's length or less.
     pub count: usize,

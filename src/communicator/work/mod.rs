@@ -22,12 +22,12 @@ use crate::error::Error;
 use crate::error::Result;
 use crate::host::health::forked;
 
-/// A started call that runs in the background, with the buffer it works on.
+/// The handle of a background call, with the buffer that the call works on.
 ///
 /// [`Work::wait`] gives the buffer back. If the call failed, it returns the error instead, and the buffer is freed. If
 /// you drop the handle, the call goes on, and the buffer is freed when it has ended. If you leak the handle, only the
-/// buffer leaks. A device may still use the buffer, even after a failed call; it is then freed once the device has
-/// passed the call.
+/// buffer leaks. A device may still use the buffer, even after a failed call; the buffer is then freed once the device
+/// has passed the call.
 ///
 /// You can:
 /// - wait for it ([`wait`](Self::wait)), or for the first of several ([`wait_any`](Self::wait_any)),
@@ -75,10 +75,10 @@ const LONGEST_PARK: Duration = Duration::from_secs(3600);
 /// The longest sleep of [`Work::wait_any`] if no other thread can wake it.
 const NAP: Duration = Duration::from_millis(1);
 
-/// The queue in which started collectives take their turns.
+/// The queue in which background collectives take their turns.
 pub(in crate::communicator) trait Turns: Send + Sync {
     /// Returns whether this thread would wait forever for a call in this queue. That is so if the thread has a turn, or
-    /// runs the started calls.
+    /// runs the background calls.
     fn would_wait_for_itself(&self) -> bool;
 }
 
@@ -178,7 +178,7 @@ impl<B: Send + 'static> Work<B> {
     }
 
     /// Calls `callback` once, when the call has ended, successfully or not. It runs on the thread that ends the call,
-    /// or now on this thread if the call has ended already.
+    /// or at once on this thread if the call has ended already.
     ///
     /// The callback should be short. It must not wait for this communicator, nor for another communicator whose
     /// callbacks wait for this one. A panic in it is caught. A thread that waits for the call may return before the
@@ -351,7 +351,7 @@ impl<B: Send + 'static> IntoFuture for Work<B> {
 
     /// Returns the future of the call's end, for any executor: it wakes the task and needs nothing else from it. Like
     /// [`wait`](Work::wait), it yields `InvalidArgument` at once inside a call of the same communicator, and in a
-    /// callback on the thread that ends the call. In a task that is polled inside its waker it does not.
+    /// callback on the thread that ends the call. It does not do so in a task that is polled inside its waker.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -379,7 +379,8 @@ impl<B: Send + 'static> IntoFuture for Work<B> {
     }
 }
 
-/// The future of a started call's end; see [`Work`]. Dropping it has the effect of dropping the work: the call goes on.
+/// The future of a background call's end; see [`Work`]. Dropping it has the effect of dropping the work: the call goes
+/// on.
 #[must_use = "the call's outcome and its buffer come back by awaiting it"]
 pub struct WorkFuture<B>(Option<Work<B>>);
 

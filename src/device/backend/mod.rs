@@ -104,7 +104,7 @@ pub(crate) struct DeviceBackend {
     free: CudaEvent,
     /// The stream on which the memory was used last.
     last: Mutex<Arc<CudaStream>>,
-    /// Whether the driver refused to mark the end of that use, so that it is unknown.
+    /// Whether the driver refused to mark the end of the last use of the memory, so that this end is unknown.
     is_room_lost: AtomicBool,
     /// How many collectives were queued: the number of the next one, on every rank.
     calls: AtomicU64,
@@ -431,8 +431,8 @@ impl DeviceBackend {
         fold::plan(job, folding, self.ranks, self.scratch.take(room, stream)?)
     }
 
-    /// Ends the communicator, unless every rank gets this error for the same call: otherwise the other ranks would
-    /// queue their part, and wait for this rank's.
+    /// Ends the communicator, unless every rank gets this error for the same call. If only this rank gets it, the other
+    /// ranks would queue their part, and wait for this rank's.
     fn end_unless_all_refuse(&self, error: &Error) {
         if !matches!(error, Error::InvalidArgument { .. } | Error::Unsupported { .. }) && self.comm.failure().is_none() {
             self.comm.fail(error);

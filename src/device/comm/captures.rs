@@ -73,8 +73,8 @@ impl Inner {
         self.graphs.count()
     }
 
-    /// Returns the same number, after waiting, until the deadline at most, for the driver to report the end of dropped
-    /// graphs.
+    /// Returns the number of [`Inner::live_graphs`], after waiting for the driver to report the end of dropped graphs,
+    /// until the deadline at most.
     pub(in crate::device) fn live_graphs_within(&self, deadline: &Deadline) -> usize {
         let mut back_off = BackOff::default();
         loop {

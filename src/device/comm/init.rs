@@ -142,8 +142,7 @@ fn a_child(made: Option<NcclComm>) -> Result<NcclComm> {
 }
 
 /// The advice for a communicator from which nothing can be created.
-const WAY_OUT: &str =
-    "no communicator can be created from it any more: abort or drop it, and create a new one of the surviving ranks from a new id";
+const WAY_OUT: &str = "no communicator can be created from it any more: abort or drop it, and create a new communicator for the surviving ranks, with a new id";
 
 /// Returns the error of a communicator in which NCCL has lost a rank, with advice: NCCL creates nothing from such a
 /// communicator.

@@ -73,10 +73,10 @@ impl Device {
     /// launches of several communicators is required by some NCCL settings (`launchOrderImplicit`). Most launches end
     /// at once.
     ///
-    /// But the thread that has the turn may wait for ranks to connect to, and these may wait for another communicator's
-    /// call on this device. So no thread waits longer than a launch ever takes. After that time the inner value is
-    /// `None`: the thread continues without the turn, and until the turn is over, other threads do so at once. Memory
-    /// safety does not depend on the turn.
+    /// But the thread that has the turn may wait for ranks to which it connects, and these may wait for another
+    /// communicator's call on this device. So no thread waits longer than a launch ever takes. After that time the
+    /// inner value is `None`: the thread continues without the turn, and until the turn is over, other threads do so at
+    /// once. Memory safety does not depend on the turn.
     #[inline]
     pub(super) fn turn(&self, limit: Duration) -> Option<Option<Turn<'_>>> {
         match try_lock(&self.lock) {

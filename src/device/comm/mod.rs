@@ -14,23 +14,23 @@
 //! Why that is sound, according to NCCL's sources from 2.20.5 to 2.30.7:
 //!
 //! - *An abort* of the control communicator raises the flags before anything that may wait for the device. Kernels end,
-//!   and a thread inside the data communicator, for example one that waits for ranks to connect to, returns with an
-//!   error. The data communicator's own memory is not touched: it is aborted once no thread is inside
+//!   and a thread inside the data communicator, for example one that waits for ranks to which it connects, returns with
+//!   an error. The data communicator's own memory is not touched: it is aborted once no thread is inside
 //!   ([`state::InCallGuard`]). Until then its handle is valid.
 //! - *A deadline that passes* makes another thread abort (`watchdog.rs`), and the thread inside gets its error.
 //! - *Captured graphs* hold only the data communicator, so they cannot delay the abort that releases streams. NCCL's
-//!   last abort waits until they are dropped, on a thread that no other thread waits for; closing is refused while they
-//!   exist.
+//!   last abort waits until the graphs are dropped, on a thread that no other thread waits for; closing is refused
+//!   while they exist.
 //! - *Children* would also share the flags, and end with their parent. So each child starts as a new control
 //!   communicator: from a new id, or by the calls for which NCCL creates separate flags (`ncclCommShrink`,
-//!   `ncclCommGrow`, splits of a revoked one).
+//!   `ncclCommGrow`, splits of a revoked communicator).
 //! - *All other calls* may take as long as other ranks do. They run on separate threads, for which the caller waits
 //!   until its deadline (`control.rs`).
 //! - *`ncclCommRevoke`* frees memory that a call in progress uses (up to 2.30.7). The control communicator has no such
 //!   call while its turn is held, and the gate keeps threads out of the data communicator.
 //!
-//! Two ranks may make the first calls of two communicators of one device in opposite orders; each then waits inside
-//! NCCL for the other. So no thread waits long for the lock of a device, which serialises launches
+//! Two ranks may make the first calls of two communicators of one device in different orders; each rank then waits
+//! inside NCCL for the other. So no thread waits long for the lock of a device, which serialises launches
 //! ([`lock::Device::turn`]). Which threads may be inside a communicator is decided by its own locks.
 
 #![expect(unsafe_code, reason = "NCCL is C")]

@@ -238,8 +238,8 @@ impl Inner {
         if self.is_over() { Err(self.refuse(doing)) } else { Ok(gate) }
     }
 
-    /// Calls into the data communicator, on this thread. An error ends the communicator, unless it is harmless. The
-    /// gate is held.
+    /// Calls into the data communicator, on this thread. An error ends the communicator, unless the error is harmless.
+    /// The gate is held.
     #[inline]
     pub(super) fn inside(
         self: &Arc<Self>,

@@ -38,7 +38,7 @@ impl NcclComm {
     /// Stops work in flight and refuses collectives from now on; splits, shrinks and the end remain. Needs NCCL 2.28.7.
     ///
     /// If a thread does not leave a call, because it waits for other ranks, the communicator is aborted, and none of
-    /// these remain possible.
+    /// these operations remains possible.
     pub(crate) fn revoke(&self, deadline: &Deadline) -> Result<()> {
         let inner = self.inner();
         let words = format!("revoking the communicator of rank {} of {}", inner.rank, inner.world_size);
@@ -192,8 +192,8 @@ impl Inner {
         self.data.load(Ordering::Acquire).is_null() && self.control.load(Ordering::Acquire).is_null()
     }
 
-    /// Makes a call on the control communicator, on a separate thread, and waits for its end. An error or a timeout
-    /// ends the communicator, unless it is harmless. The gate is held.
+    /// Makes a call on the control communicator, on a separate thread, and waits for its end. A timeout ends the
+    /// communicator, and so does an error unless it is harmless. The gate is held.
     pub(super) fn direct<T: Send + 'static>(
         self: &Arc<Self>,
         doing: String,

@@ -123,7 +123,7 @@ fn let_go(communicator: Arc<Inner>) {
     if let Some(inner) = Arc::into_inner(communicator) {
         let inner = ManuallyDrop::new(inner);
         let drop_it = move || drop(ManuallyDrop::into_inner(inner));
-        // Without a thread the communicator is leaked: otherwise all deadlines would wait for its drop.
+        // If no thread can be started, the communicator is leaked: all deadlines would have to wait for a drop here.
         if let Err(error) = thread::Builder::new().name("collectives-drop".to_owned()).spawn(drop_it) {
             crate::base::event::error!(%error, "no thread could be started to drop the rest of a communicator: its streams are leaked");
         }

@@ -1,7 +1,7 @@
 //! Custom kernels: a CUDA C expression, compiled by NVRTC, or a PTX image.
 //!
-//! Either is loaded when an op is first used, which may take a second, and then kept. A graph can capture only ops that
-//! were used before.
+//! A custom kernel is loaded when its op is first used, which may take a second, and is then kept. A graph can capture
+//! only ops that were used before.
 
 #![expect(unsafe_code, reason = "the run-time compiler is C")]
 

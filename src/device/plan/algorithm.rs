@@ -95,7 +95,7 @@ impl FoldOp {
 /// | | f16, bf16 otherwise, f8e4m3, f8e5m2, i16, u16 | our fold: in f32, rounded once |
 /// | PreMulSum | as for Sum | NCCL if it sums the type; else our multiplication, then our fold |
 ///
-/// A sum of `f16` overflows at 65,504, so an `f16` mean is never computed from one.
+/// A sum of `f16` overflows at 65,504, so an `f16` mean is never computed from such a sum.
 ///
 /// For reproducible results Sum, Prod, Avg and PreMulSum of floats are our folds, in rank order. The other ops do not
 /// depend on the order.

@@ -114,8 +114,8 @@ pub(crate) struct FoldArguments {
 }
 
 impl FoldArguments {
-    /// Whether this crate's kernels move 16 bytes at once, because all addresses have the same remainder modulo 16.
-    /// Otherwise they move single elements.
+    /// Whether this crate's kernels move 16 bytes at once, because all addresses have the same remainder modulo 16. If
+    /// the remainders differ, the kernels move single elements.
     pub(crate) fn is_wide(&self) -> bool {
         let agrees = |address: u64| (address ^ self.output).is_multiple_of(16);
         let others = self.ranks - u32::from(self.own.is_some());

@@ -244,8 +244,8 @@ impl PeerState {
                     self.has_left |= at == 0;
                     return if self.has_left && self.is_needed() { Err(self.left()) } else { Ok(false) };
                 }
-                // The message may belong to a later call, if the peer has run ahead. With any other call, the two can
-                // never agree.
+                // The message may belong to a later call, if the peer has run ahead. If it belongs to any other call,
+                // the two ranks can never agree.
                 Message::First { call, .. } if call != context.fingerprint && !is_later(&call, context.call) => {
                     return Err(self.disagree(&call, context));
                 }

@@ -57,7 +57,7 @@ pub fn acceptor(data: &[u8]) {
         Acceptor::bind(Ipv4Addr::LOCALHOST.into(), ME, Terms { secret: None, silence_timeout: LIMIT }).expect("a port of this host");
     let address = acceptor.address().expect("bound");
     let mut pending = TcpStream::connect(address).expect("connected");
-    // A lingering connection would use up the ports in a long run.
+    // Lingering connections would exhaust the ports in a long run.
     socket2::SockRef::from(&pending).set_linger(Some(Duration::ZERO)).expect("a socket's own option");
     pending.write_all(&data[..data.len().min(4096)]).expect("a fresh socket takes as much");
     acceptor.poll();

@@ -149,8 +149,8 @@ impl Acceptor {
         }
     }
 
-    /// Ensures that a connection no longer ends waits, before it is dropped. Closing it is not enough if a forked child
-    /// has it too.
+    /// Ensures that a connection that is about to be dropped no longer ends waits. Closing the connection is not enough
+    /// if a forked child also has it open.
     fn unwatch(&self, stream: impl AsFd) {
         // It may not be registered.
         let _ = epoll::delete(&self.readiness, stream);

@@ -22,7 +22,7 @@ use crate::host::exchange::Exchange;
 
 /// What is being done, in errors of [`Mesh::exchange`].
 const DOING: &str = "opening links between hosts";
-/// The same for accepting links.
+/// What is being done, in errors about accepting links.
 const ACCEPTING: &str = "accepting a link from another rank";
 
 /// The addresses of all other ranks and this rank's listener, shared by the threads that open links.
@@ -38,7 +38,7 @@ pub(crate) struct Mesh {
     lack: OnceLock<Error>,
 }
 
-/// The acceptor, and a descriptor that shows without its lock that it has something to do.
+/// The acceptor, and a descriptor that shows, without the lock of the acceptor, that the acceptor has something to do.
 #[derive(Debug)]
 struct Listening {
     acceptor: Arc<Mutex<Acceptor>>,

@@ -19,10 +19,10 @@ const MOST_PARTS: usize = 1024;
 /// A connection to a peer after the handshake. It never blocks.
 ///
 /// If the peer's process died, the next call reports it. If a network is cut while nothing is in transit, the kernel
-/// reports it after the silence timeout. Otherwise [`ByteLink::try_write`] and [`ByteLink::try_read`] report the cut,
-/// at most 2 s after this timeout has passed since the first unanswered transmission. They withdraw the report if an
-/// answer arrives after all. So a caller that waits for a link must call one of them about once a second, even if
-/// nothing is ready.
+/// reports it after the silence timeout. If data is in transit, [`ByteLink::try_write`] and [`ByteLink::try_read`]
+/// report the cut, at most 2 s after this timeout has passed since the first unanswered transmission. They withdraw the
+/// report if an answer arrives after all. So a caller that waits for a link must call one of these two functions about
+/// once a second, even if nothing is ready.
 #[derive(Debug)]
 pub(crate) struct TcpLink {
     stream: TcpStream,
@@ -48,9 +48,9 @@ impl TcpLink {
     /// Returns the error of a call that found nothing to do: `WouldBlock`, or [`Silence`] if the peer's host has
     /// stopped answering.
     ///
-    /// With `TCP_USER_TIMEOUT`, the kernel would do this. But then Linux would also end the connection to a peer that
-    /// is alive and merely does not read for that long. A rank is free to do that while it computes between two calls.
-    /// Nor could the report be withdrawn.
+    /// With `TCP_USER_TIMEOUT`, the kernel would detect the silence. But then Linux would also end the connection to a
+    /// peer that is alive and merely does not read for that long, and a rank need not read while it computes between
+    /// two calls. Also, the report could not be withdrawn.
     fn blocked(&mut self) -> io::Error {
         if !self.is_silent && self.checked.elapsed() < SILENCE_INTERVAL {
             return ErrorKind::WouldBlock.into();

@@ -43,9 +43,9 @@ impl Watch {
 
     /// Does the work of [`Watch::silence`] for an observation made at `now`.
     ///
-    /// The time since the last acknowledgement alone is not enough: probes of a peer that is alive and does not read
-    /// are up to two minutes apart. So the time runs from the first unanswered observation, and starts again with each
-    /// answer.
+    /// The time since the last acknowledgement alone is not enough: probes sent to a peer that is alive and does not
+    /// read are up to two minutes apart. So the time runs from the first unanswered observation, and starts again with
+    /// each answer.
     fn observe(&mut self, seen: Quiet, now: Instant) -> Option<Duration> {
         if seen.retransmits == 0 && seen.probes == 0 {
             self.since = None;

@@ -191,7 +191,7 @@ pub(super) fn alone(len: usize) -> Plan {
 }
 
 /// Returns a barrier by dissemination, in ceil(log2 n) rounds of empty messages: in round k, each rank sends to the
-/// rank 2^k places on. A plan starts with a barrier if its data flow does not bring about an agreement.
+/// rank 2^k places on. If a plan's data flow does not ensure agreement, the plan starts with a barrier.
 pub(crate) fn barrier(n: usize, me: usize) -> Plan {
     Builder::agreed(n, me).finish()
 }

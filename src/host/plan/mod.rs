@@ -8,16 +8,16 @@
 //!
 //! - **Agreement.** A rank writes no byte of its destination before it has heard, transitively, from every participant.
 //!   The first message in a direction of a link counts for this, whatever its length, and so does any message with
-//!   bytes. A plan never waits for any other empty message. A plan starts with a barrier if its data flow does not
-//!   ensure this. Exception: the plans of `gather_v`, `scatter_v` and `all_to_all_v` do not guarantee an agreement;
-//!   they run only after the ranks have agreed by comparing counts.
+//!   bytes. A plan never waits for any other empty message. If a plan's data flow does not ensure agreement, the plan
+//!   starts with a barrier. Exception: the plans of `gather_v`, `scatter_v` and `all_to_all_v` do not guarantee an
+//!   agreement; they run only after the ranks have agreed by comparing counts.
 //! - **In place.** Source and destination may be the same memory, in the layout of the collective. They are equal for
 //!   `all_reduce`, `reduce`, `broadcast` and `all_to_all`. The destination is the rank's own block inside the source
 //!   for `reduce_scatter` and for the root of `scatter`. The source is the rank's own block inside the destination for
-//!   `all_gather` and for the root of `gather`. A destination byte is written only after every step that reads the
-//!   source byte at that place is done.
-//! - **No races.** If two steps touch the same bytes and one of them writes, one is `after` the other, directly or
-//!   indirectly.
+//!   `all_gather` and for the root of `gather`. A destination byte is written only when every step that reads the
+//!   source byte at the same address is done.
+//! - **No races.** If two steps touch the same bytes and at least one of these steps writes, one step is `after` the
+//!   other, directly or indirectly.
 //! - **No deadlock**, whatever the links' capacity, provided that sends and receives of different links progress
 //!   independently.
 //! - **Order.** `after` names earlier steps only. A rank's sends on one link, and its receives from one link, can be

@@ -168,8 +168,8 @@ pub(super) fn is_star(n: usize, bytes: usize, element: usize) -> bool {
     bytes <= STAR_BYTES || bytes / element < n
 }
 
-/// Returns the rank that holds the fold of the aligned block of `size` ranks from `start`. That is the root if it is
-/// one of them, so that the result arrives there directly and in rank order.
+/// Returns the rank that holds the fold of the aligned block of `size` ranks from `start`. If the block contains the
+/// root, the root holds the fold, so that the result arrives there directly and in rank order.
 fn holder(start: usize, size: usize, root: usize) -> usize {
     if (start..start + size).contains(&root) { root } else { start }
 }

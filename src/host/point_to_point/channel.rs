@@ -114,7 +114,7 @@ impl<L: ByteLink> Channel<L> {
                 crate::base::event::warn!(peer, "a peer sent an invalid message and is considered lost: {reason}");
             }
             ReadEnd::Failed(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                crate::base::event::debug!(peer, "a peer closed its link for messages without a leave message");
+                crate::base::event::debug!(peer, "a peer closed its message link without announcing that it was leaving");
             }
             ReadEnd::Failed(error) => crate::base::event::debug!(peer, "a link for messages failed: {error}"),
         }

@@ -18,7 +18,7 @@ const TRUTHS: TypeTag = TypeTag::Scalar(DType::Bool);
 const UNTOUCHED: u8 = 0xa5;
 /// The length of each guard.
 const GUARD: usize = 64;
-/// The tag under which an object is received, and the largest object accepted.
+/// The tag with which an object is received, and the largest object accepted.
 const OBJECT_TAG: u64 = 4;
 const OBJECT_BYTES: usize = 150_000;
 /// The tag and the message of the correct peer.

@@ -189,8 +189,8 @@ impl Incoming {
         })
     }
 
-    /// Takes the header of the message that [`Incoming::front`] found, and its bytes that were read ahead. Returns how
-    /// many bytes.
+    /// Takes the header of the message that [`Incoming::front`] found, and the bytes of this message that were read
+    /// ahead. Returns the number of these bytes.
     #[inline]
     pub(super) fn take_front(&mut self, into: &mut [u8]) -> usize {
         self.ahead.consume(HEADER_BYTES);
@@ -206,7 +206,7 @@ impl Incoming {
         self.ahead.take(link, into, false)
     }
 
-    /// Directs the rest of such a message to this receive.
+    /// Directs the rest of a message that [`Incoming::take_front`] began to this receive.
     pub(super) fn go_on(&mut self, message: Envelope, receive: u32, filled: usize) {
         let place = PayloadTarget::Request(receive);
         self.payload = Some(Payload { of: Of::Short(message), place, at: 0, bytes: message.bytes, filled });

@@ -144,7 +144,7 @@ impl<C: Connector> Messages<C> {
 
     /// Returns the links with unwritten output. A link that has ended is not included, even if this rank still waits
     /// for its peer. Such a peer has announced another link, which never arrives if the peer leaves before this rank
-    /// accepts.
+    /// accepts that link.
     fn unwritten(&self) -> impl Iterator<Item = &Channel<C::Link>> {
         self.channels.iter().flatten().filter(|channel| channel.end().is_none() && !channel.outgoing.is_empty())
     }

@@ -1,8 +1,8 @@
 //! Incoming long messages, which this rank has cleared and which arrive in pieces. No I/O.
 //!
 //! A message continues to arrive when its receive gives up, because its sender may already be done with it. The part
-//! that has arrived moves into the message's own memory, and the rest follows it there. The next receive takes it over,
-//! completely or in part.
+//! that has arrived moves into the message's own memory, and the rest follows it there. The next receive takes the
+//! message over, whether all of it has arrived or only a part.
 
 use std::ops::Range;
 

@@ -512,7 +512,7 @@ impl MatchingState {
     }
 
     /// Handles a peer's withdrawal of a message that it announced on `link`. Returns the answer, if none was given yet.
-    /// The receive that has matched the message fails; if there is none, the next one that matches it does.
+    /// The receive that has matched the message fails; if there is none, the next receive that matches it fails.
     pub(super) fn withdrawn(&mut self, source: usize, link: usize, message: u32, after: Duration) -> Option<Frame> {
         let is_it = |arrival: &Arrival| matches!(arrival, Arrival::Announced { link: l, message: m, .. } if (*l, *m) == (link, message));
         if let Some(arrival) = self.matching.find_arrived(source, is_it) {

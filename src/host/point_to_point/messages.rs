@@ -184,7 +184,7 @@ impl<C: Connector> Messages<C> {
         }
     }
 
-    /// Sends all outstanding credit: a peer may have used up its credit, and this rank is about to sleep.
+    /// Sends all outstanding credit: a peer may have exhausted its credit, and this rank is about to sleep.
     pub(super) fn tell_all_credit(&mut self) {
         for peer in 0..self.peers.len() {
             let Some((link, frame)) = self.matching_state.take_any_owed(peer) else { continue };
@@ -475,8 +475,8 @@ impl<C: Connector> Messages<C> {
         }
     }
 
-    /// Notifies every peer with a link, now or later, of the reason why the communicator ended, as far as the links
-    /// take it now or in later rounds. The first reason counts.
+    /// Sends the reason why the communicator ended on every link, including links that are opened later. A link takes
+    /// it now or in a later round. The first reason counts.
     pub(crate) fn propagate(&mut self, abort_reason: AbortReason) {
         if self.told.is_some() {
             return;

@@ -6,10 +6,10 @@
 //!
 //! A short message (up to 64 KiB) is sent at once, and the send is complete when the link has taken it. If no receive
 //! matches yet, the receiving rank buffers it: up to 64 MiB over all peers, shared out evenly, with at least 1 MiB for
-//! each. This is the sender's credit with that rank, and the sender keeps track of it. When it is used up, further
-//! messages to that peer wait until earlier ones have been received. Their sends stay pending, but links are still
-//! read, so nothing else is held up. A long message is announced first. When a receive has matched it, it moves in
-//! pieces from the sender's memory to the receiver's.
+//! each. This share is the sender's credit with the receiving rank, and the sender keeps track of it. When the credit
+//! is exhausted, further messages to that rank wait until earlier ones have been received. Their sends stay pending,
+//! but links are still read, so nothing else is held up. A long message is announced first. When a receive has matched
+//! it, it moves in pieces from the sender's memory to the receiver's.
 //!
 //! A send or a receive may be given up at any time. No message is lost without notification. A short message that has
 //! begun to be written is sent. Any other send that is given up leaves a note in its place, and the receive that

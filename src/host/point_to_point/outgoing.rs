@@ -2,8 +2,8 @@
 //!
 //! Answers go first. Then come messages in the order in which they were posted, and then pieces of long messages that
 //! the peer has cleared, in turn. A frame that was begun is finished before anything else. If the credit for messages
-//! is used up, further messages wait until the peer reports that it has received more. Answers and pieces do not wait,
-//! so the peer can go on receiving.
+//! is exhausted, further messages wait until the peer reports that it has received more. Answers and pieces do not
+//! wait, so the peer can go on receiving.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -177,8 +177,8 @@ impl Outgoing {
         place.map(|posting| *posting = Posting::Note(note)).is_some()
     }
 
-    /// Writes a short message if nothing is queued before it, without making it a request. Returns how much of frame
-    /// and message was written, and the frame; `None` if the message must wait.
+    /// Writes a short message if nothing is queued before it, without making it a request. Returns the beginning of the
+    /// frame, and how much of the frame and the message was written; `None` if the message must wait.
     #[inline]
     pub(super) fn write_at_once<L: ByteLink>(&mut self, link: &mut L, tag: u64, element: TypeTag, bytes: &[u8]) -> Option<Begun> {
         let credit = self.credit.checked_sub(cost(bytes.len())).filter(|_| self.is_empty())?;
@@ -192,7 +192,7 @@ impl Outgoing {
         Some(Begun { head, head_bytes, written, is_whole: written == head_bytes + bytes.len() })
     }
 
-    /// Makes the rest of such a message belong to this send.
+    /// Makes the rest of a message that [`Outgoing::write_at_once`] began belong to this send.
     pub(super) fn go_on(&mut self, begun: Begun, send: u32) {
         let Begun { head, head_bytes, written, .. } = begun;
         self.current = Some(Current { head, head_bytes, payload: Payload::Message(send), written });

@@ -20,8 +20,8 @@ enum Room {
     Own { bytes: Vec<u8>, most: usize },
 }
 
-/// The bytes of a message that is being sent. It exists inside a pending request, until that finishes or is cancelled,
-/// and during a call that tries to do without a request.
+/// The bytes of a message that is being sent. It exists inside a pending request, until the request finishes or is
+/// cancelled. It also exists during a call that tries to do without a request.
 #[derive(Debug)]
 pub(super) struct Source {
     start: *const u8,

@@ -128,7 +128,7 @@ impl Control {
 /// Whether this rank sleeps often, as far as the others of its group need to know.
 #[derive(Debug, Default)]
 pub(super) struct Lightness {
-    /// Number of publishes until they no longer need to know; 0 if they do not.
+    /// Number of publishes until the others no longer need to know this; 0 if they do not need to know it now.
     publishes: std::sync::atomic::AtomicU32,
 }
 
@@ -427,8 +427,8 @@ mod models {
         publish_and_wake(2, true);
     }
 
-    /// Counts the interleavings in which the last look of a sleeper misses a flag whose owner misses the sleeper, and
-    /// the others.
+    /// Returns two counts: that of the interleavings in which the last look of a sleeper misses a flag whose owner
+    /// misses the sleeper, and that of all other interleavings.
     fn misses(fenced: bool) -> [usize; 2] {
         counted(move |seen| {
             let shared = Arc::new((control(), Flag::new()));

@@ -382,8 +382,8 @@ mod tests {
         expect(proving.join().unwrap(), "closed the connection");
     }
 
-    /// Returns what a process of another user gets that connects to `name` and opens what this process has under
-    /// `path`: an error number for each.
+    /// Returns what a process of another user gets when it connects to `name`, and when it opens what this process has
+    /// under `path`: an error number for each.
     #[expect(unsafe_code, reason = "what a child does before it becomes another program")]
     fn as_another_user(name: &str, path: &str) -> io::Result<[Option<i32>; 2]> {
         use std::os::unix::process::CommandExt;

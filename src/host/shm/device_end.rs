@@ -21,8 +21,8 @@ impl DeviceEnd {
         Self(region)
     }
 
-    /// Records why this rank gives up, unless a rank already has. Every rank sees this before what this thread does
-    /// next.
+    /// Records why this rank gives up, unless a rank already has. Every rank sees this record before anything that this
+    /// thread does next.
     pub(crate) fn post(&self, abort_reason: AbortReason) {
         let word = self.0.control().device_end();
         let _ = word.compare_exchange(0, to_word(abort_reason), Ordering::SeqCst, Ordering::SeqCst);

@@ -179,7 +179,8 @@ impl Group {
     }
 
     /// Runs the first step: publishes where this rank's buffers lie, and reads where the others' do. Returns `None`
-    /// unless all sources lie in one window, and all destinations too if they have a length. Every rank finds the same.
+    /// unless all sources lie in one window, and all destinations too if they have a length. Every rank gets the same
+    /// answer.
     fn offer(&mut self, memory: Memory, lengths: Lengths, context: &CallContext<'_>) -> Result<Option<Lent<'_>>, Interrupted> {
         if !self.has_had_windows() {
             return Ok(None);
@@ -209,7 +210,7 @@ impl Group {
         Ok(None)
     }
 
-    /// Whether this buffer of every rank lies in the same window. Every rank finds the same.
+    /// Whether this buffer of every rank lies in the same window. Every rank gets the same answer.
     fn all_offer(&self, side: Side) -> bool {
         let window = self.offers[0].window(side);
         window != 0 && self.offers.iter().all(|offer| offer.window(side) == window)

@@ -1,4 +1,4 @@
-//! The ranks of one host that share a region: how they find it, and the state of one of them.
+//! The ranks of one host that share a region: how they find it, and the state of one rank.
 
 use std::sync::Arc;
 
@@ -94,7 +94,8 @@ unsafe impl Send for Group {}
 pub(crate) struct Sharing {
     /// This rank's part; `None` if it is alone on its host, or the ranks of its host do without shared memory.
     pub(crate) group: Option<Group>,
-    /// The ranks that cannot share memory, and why. All ranks of their hosts do without it. The same on every rank.
+    /// The ranks that cannot share memory, and why. All ranks of their hosts do without it. This list is the same on
+    /// every rank.
     pub(crate) refusals: Vec<(usize, String)>,
 }
 
@@ -240,7 +241,7 @@ impl Group {
     }
 
     /// Returns the next window of this group. Every rank of the host asks for it at the same point, so that all use the
-    /// same number. Returns `None` once the numbers are used up.
+    /// same number. Returns `None` once the numbers are exhausted.
     pub(crate) fn site(&mut self) -> Option<Site> {
         self.windows.site(self.me, self.ranks, self.globals[0] as usize)
     }

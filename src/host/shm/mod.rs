@@ -46,7 +46,8 @@
 //! A window (`Communicator::alloc`) is another file from `memfd_create`, with a segment for every rank of the host.
 //! Segments are page-aligned, and aligned to 2 MiB if they are at least that large. Every rank maps all of it. So an
 //! address in a buffer becomes a window and an offset (`Group::find_window`, a binary search that costs one branch if
-//! there are no windows). The offset becomes an address of any rank's segment here (`Group::in_window`).
+//! there are no windows). With the offset, `Group::in_window` finds the address in any rank's segment, as mapped by
+//! this rank.
 //!
 //! Once a group has had a window, every call of more than 4 KiB (256 KiB for an all-reduce) begins with a step in which
 //! each rank publishes where its buffers lie. If all lie in one window (sources, and destinations if results are

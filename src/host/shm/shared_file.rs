@@ -235,7 +235,7 @@ pub(super) fn exchange_outcome<R>(exchange: &mut dyn Exchange, outcome: Result<R
     settle(outcome, &verdicts)
 }
 
-/// Runs these two rounds for a rank that only listens, or does without the file.
+/// Runs the two rounds for a rank that only listens, or does without the file.
 pub(super) fn abstain<R>(exchange: &mut dyn Exchange, outcome: Result<R>, deadline: &Deadline) -> Result<(ShareResult<R>, Verdicts)> {
     exchange.all_gather(&[], deadline)?;
     tell(exchange, outcome.map_err(ShareError::Here), deadline)

@@ -1,17 +1,17 @@
 //! Computes where the payloads of steps lie in their writers' slot rings: pure arithmetic, the same on every rank.
 //!
-//! A rank has one ring of bytes for all payloads that do not fit into a mailbox. They follow each other in the ring.
-//! They start over once a lap is so long that its first bytes have left the caches of the ranks that read them. If a
-//! reader's core still holds a line, the line must be taken from it before it can be written. That costs up to ten
+//! A rank has one ring of bytes for all payloads that do not fit into a mailbox. The payloads follow each other in the
+//! ring, and start over once a lap is so long that its first bytes have left the caches of the ranks that read them. If
+//! a reader's core still holds a line, the line must be taken from it before it can be written. That costs up to ten
 //! times as much as the store.
 //!
-//! A step's payload shares no byte with that of the step before, which others may still be reading while it is written.
-//! Earlier ones have been read (see [`flags`](super::flags)).
+//! A step's payload shares no byte with that of the step before, which others may still be reading while the new
+//! payload is written. The payloads of earlier steps have been read (see [`flags`](super::flags)).
 
 use super::flags::parity;
 use super::layout::PAGE;
 
-/// The positions of one group's payloads. Every rank has the same in its own ring.
+/// The positions of one group's payloads. Every rank has the same positions in its own ring.
 #[derive(Debug)]
 pub(super) struct SlotRing {
     capacity: usize,

@@ -1,9 +1,9 @@
 //! The steps of a call: entering it, publishing, waiting for the others, and what happens to the group if that fails.
 //!
 //! A rank publishes a fingerprint, and a payload in the smallest area that holds it. A mailbox's first line is `flag:
-//! u64, fingerprint: 4 × u64, payload: 24 bytes`, so that a tiny call costs its readers one line. Up to
-//! [`LINES_BYTES`](super::layout::LINES_BYTES) follow in the next lines, which the processor prefetches. Anything
-//! larger goes through a slot.
+//! u64, fingerprint: 4 × u64, payload: 24 bytes`, so that a tiny call costs its readers one line. A larger payload of
+//! up to [`LINES_BYTES`](super::layout::LINES_BYTES) lies in the lines after that, which the processor prefetches.
+//! Anything larger goes through a slot.
 //!
 //! # Waiting
 //!
@@ -78,7 +78,7 @@ impl Group {
     #[cold]
     fn wake_after(&mut self, step: u64) {
         Control::fence();
-        // The last rank to come to the fence sees all flags here, and every sleeper that has missed one of them.
+        // The last rank to come to the fence sees all flags here, and every sleeper that has missed one of these flags.
         if self.region.control().has_sleepers() && self.missing(step).next().is_none() {
             self.region.wake();
         }
@@ -165,9 +165,9 @@ impl Group {
         self.arrive(step, fingerprint, context)
     }
 
-    /// Publishes and arrives, and runs this rank's own part: in between if `is_agreed`. In the first step of a call,
-    /// that part runs afterwards, since nothing may be written to a destination before all ranks are known to make the
-    /// call.
+    /// Publishes and arrives. Runs this rank's own part in between if `is_agreed`. If not, as in the first step of a
+    /// call, runs that part afterwards, since nothing may be written to a destination before all ranks are known to
+    /// make the call.
     #[inline]
     pub(super) fn meet_meanwhile(
         &mut self,

@@ -20,7 +20,8 @@ use crate::host::copy::{Copy, copy, copy_streaming};
 #[derive(Debug)]
 pub(super) struct Stores {
     passes_cache: bool,
-    /// How many more bytes are written before the next trial, and how many there were after the last one.
+    /// The bytes that are written before the next trial: how many are left, and how many there were right after the
+    /// last trial.
     until_trial: usize,
     interval: usize,
     /// How many copies of the current trial are done.

@@ -12,7 +12,7 @@
 //! other memory by now, since the range is still mapped.
 //!
 //! **Which rank uses a segment when.** Only its own rank ever writes to it, through its own mapping. The others read it
-//! only in calls to which that rank has lent it (see `lent`). While one of them may be reading, what it reads does not
+//! only in calls to which that rank has lent it (see `lent`). While another rank may be reading, what it reads does not
 //! change: the owner does not write, since the buffer is borrowed until the call has ended, and does not give back the
 //! pages. A call that does not succeed gives the buffer back only when the segment is *private*: a [`PrivateView`] has
 //! replaced the shared pages in the owner's mapping. The owner then still finds the same contents, and its writes stay
@@ -280,7 +280,7 @@ impl Site {
         Ok(self.window(pages, view, bytes, stride))
     }
 
-    /// Does this for the threads of one process, where memory has a number instead of a file.
+    /// Makes the window for the threads of one process, where memory has a number instead of a file.
     #[cfg(miri)]
     fn numbered(&self, number: u64, bytes: usize, stride: usize, align: usize) -> io::Result<Window> {
         Ok(self.window(Pages::numbered(number, stride * self.ranks, align)?, None, bytes, stride))
@@ -335,7 +335,7 @@ impl Windows {
         Self { secret: secret.cloned(), ..Self::default() }
     }
 
-    /// Returns the next site, for rank `me` of `ranks`. Returns `None` once the numbers are used up.
+    /// Returns the next site, for rank `me` of `ranks`. Returns `None` once the numbers are exhausted.
     pub(super) fn site(&mut self, me: usize, ranks: usize, leader: usize) -> Option<Site> {
         self.number = self.number.checked_add(1)?;
         Some(Site { number: self.number, me, ranks, leader, secret: self.secret.clone(), dropped: Arc::clone(&self.dropped) })

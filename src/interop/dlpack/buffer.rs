@@ -57,7 +57,7 @@ impl Tensor {
         Ok(TensorBuffer { tensor: self })
     }
 
-    /// Turns the tensor into a buffer for started calls, which own it; they may also write it.
+    /// Turns the tensor into a buffer for background calls, which own it and may also write it.
     ///
     /// # Errors
     ///
@@ -68,8 +68,8 @@ impl Tensor {
         Ok(TensorBuffer { tensor: self })
     }
 
-    /// Turns the tensor into a source for any number of started calls. It is only read, and returned to its library
-    /// when the last call has ended.
+    /// Turns the tensor into a source for any number of background calls. The tensor is only read, and is returned to
+    /// its library when the last call has ended.
     ///
     /// # Errors
     ///

@@ -39,8 +39,8 @@ where
 }
 
 /// Exports a buffer on a GPU as a tensor of DLPack 1.x, to a consumer that works on `stream`. That stream first waits
-/// for the earlier work on the buffer. Once the deleter has been called, the memory is freed after everything queued on
-/// `stream` by then.
+/// for the earlier work on the buffer. When the deleter is called, the memory is freed after everything that was queued
+/// on `stream` before that call.
 ///
 /// # Errors
 ///

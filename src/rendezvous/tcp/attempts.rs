@@ -11,7 +11,7 @@ pub(super) struct Attempts {
     /// No reply came.
     unanswered: u64,
     others: u64,
-    /// The message of the last of the others.
+    /// The message of the last attempt that failed in another way.
     last: String,
 }
 

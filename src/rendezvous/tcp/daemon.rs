@@ -51,7 +51,8 @@ pub(super) struct Daemon {
     shutdown: Option<Deadline>,
     service: Service,
     clients: HashMap<ClientId, Client>,
-    /// Clients that have not yet spoken the protocol. Those that have, or have disconnected, are removed later.
+    /// Clients that have not yet spoken the protocol. Clients that have spoken it, or have disconnected, are removed
+    /// later.
     fresh: Admission<ClientId>,
     /// A spare descriptor, for refusing clients when no other is left.
     spare: Spare,

@@ -16,7 +16,7 @@ pub(super) fn copy_from_bytes<T: Element>(elements: &mut [T], bytes: &[u8]) -> b
     let fits = bytes.len() == size_of_val(elements) && (T::ELEMENT_TYPE != DType::Bool || bytes.iter().all(|byte| *byte < 2));
     if fits {
         // SAFETY: as many bytes, in borrows that cannot overlap. `Element` promises that bytes which are a value of its
-        // type are a value of `T`: for `bool` 0 and 1 are (checked above); for the other types any are.
+        // type are a value of `T`. For `bool`, these are 0 and 1 (checked above); for the other types, any bytes.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), elements.as_mut_ptr().cast(), bytes.len()) }
     }
     fits

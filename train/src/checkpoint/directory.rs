@@ -78,8 +78,8 @@ impl Unfinished {
         Self { folder: format!(".{}{UNFINISHED}{mark}", name(step)), mark }
     }
 
-    /// Creates the folder of a step, which must be after all others, or the latest if that is to be replaced. Removes
-    /// what earlier saves have left. For rank 0.
+    /// Creates the folder of a step. The step must be later than all others, or the latest one, whose checkpoint is
+    /// then replaced. Removes what earlier saves have left. For rank 0.
     pub(super) fn begin(directory: &Path, step: u64) -> Result<Self> {
         create_all(directory)?;
         remove_leftovers(directory)?;
@@ -219,7 +219,7 @@ fn remove_leftovers(directory: &Path) -> Result<()> {
     let left = |name: &String| [UNFINISHED, GOING, REPLACED].iter().find_map(|part| Some(name.split_once(part)?.0.to_owned()));
     for name in names(directory)?.iter().filter(|name| name.starts_with(".step-")) {
         let Some(step) = left(name) else { continue };
-        // The save that was to replace it did not finish.
+        // The save that was to replace this checkpoint did not finish.
         let checkpoint = directory.join(step.trim_start_matches('.'));
         if name.contains(REPLACED) && !checkpoint.exists() && fs::rename(directory.join(name), checkpoint).is_ok() {
             continue;
@@ -242,9 +242,9 @@ pub(super) fn keep_last(directory: &Path, count: usize) {
     }
 }
 
-/// Removes a folder. First renames it to a name that begins with `as_left`. So its remains are not a checkpoint, and a
-/// process that still writes to it cannot make it one. If another process has already renamed or removed the folder,
-/// nothing is done.
+/// Removes a folder. First renames it to a name that begins with `as_left`. So the remains of the folder are not a
+/// checkpoint, and a process that still writes to it cannot turn it into one. If another process has already renamed or
+/// removed the folder, nothing is done.
 fn remove(directory: &Path, name: &str, as_left: &str) -> Result<()> {
     let (from, to): (PathBuf, PathBuf) = (directory.join(name), directory.join(format!("{as_left}{GOING}{}", random()?)));
     let unless_gone = |outcome: io::Result<()>| match outcome {

@@ -67,7 +67,7 @@ pub(super) fn read_all(path: &Path, longest: u64) -> Result<Vec<u8>> {
 }
 
 /// The most bytes of headers that one checkpoint keeps, for all files together. The index has the same limit, and a
-/// tensor takes more bytes there.
+/// tensor takes more bytes in the index than in a header.
 const HEADS_TOGETHER: u64 = index::LONGEST;
 
 /// The number of header bytes that a checkpoint has read.

@@ -13,7 +13,8 @@ use collectives::DType;
 /// The most elements of a tensor whose parts are walked through.
 const WALKED: usize = 1 << 12;
 
-/// Parses any bytes as a safetensors file. If they are accepted, its tensors are inside the file, each byte once.
+/// Parses any bytes as a safetensors file. If they are accepted, each byte of the file's data belongs to exactly one
+/// tensor.
 pub fn safetensors_headers(data: &[u8]) {
     let Some(first) = data.first_chunk::<LENGTH_BYTES>() else { return };
     let Ok(length) = header::length(*first, data.len() as u64) else { return };

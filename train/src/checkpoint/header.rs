@@ -60,7 +60,7 @@ impl<'de> Deserialize<'de> for Written {
 }
 
 /// Reads one tensor after the other. A derived reader would first read the whole header into values, which take twenty
-/// times its bytes.
+/// times as many bytes as the header.
 struct WrittenVisitor;
 
 impl<'de> Visitor<'de> for WrittenVisitor {

@@ -180,9 +180,9 @@ pub(super) fn in_order(extents: &[&Extent], total: usize) -> Result<Vec<usize>, 
 /// The reason why parts are not a division of a tensor.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Division {
-    /// These two have common elements.
+    /// These two parts have common elements.
     Overlap(usize, usize),
-    /// These two are ranges of different dimensions.
+    /// These two parts are ranges of different dimensions.
     Dimensions(usize, usize),
     /// These elements, in words with their verb, are in no part.
     Gap(String),
@@ -208,8 +208,8 @@ pub(super) struct Run {
     pub(super) len: usize,
 }
 
-/// Maps the elements of a part to `sources`, which are the whole tensor, in order ([`in_order`]). Returns runs of at
-/// most `longest` elements, in the order of the destination.
+/// Maps the elements of a part to `sources`, which together are the whole tensor and are in order ([`in_order`]).
+/// Returns runs of at most `longest` elements, in the order of the destination.
 pub(super) fn runs<'a>(part: &'a Extent, sources: &'a [Extent], longest: usize) -> impl Iterator<Item = Run> + 'a {
     let mut to = 0;
     std::iter::from_fn(move || {

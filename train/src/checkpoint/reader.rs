@@ -80,13 +80,13 @@ impl Checkpoint {
         latest.map(|step| Self::open(directory.join(directory::name(step)))).transpose()
     }
 
-    /// Opens the latest checkpoint that rank 0 sees, on every rank, so that all ranks load the same one. Returns
-    /// `None` on all ranks if there is none. Collective.
+    /// Opens on every rank the latest checkpoint that rank 0 sees, so that all ranks load the same one. Returns `None`
+    /// on all ranks if there is none. Collective.
     ///
     /// # Errors
     ///
     /// The errors of [`open`](Self::open). If one rank fails, all fail: the failing rank gets its own error, and the
-    /// others get one that names that rank and its reason. Also the errors of any collective.
+    /// others get one that names that rank and its reason. Also, the errors of any collective.
     pub fn resume(comm: &Communicator, directory: impl AsRef<Path>) -> Result<Option<Self>> {
         const RESUMING: &str = "opening the latest checkpoint";
         let directory = directory::named(directory.as_ref());
@@ -98,15 +98,15 @@ impl Checkpoint {
         everywhere(comm, RESUMING, Self::open(directory.join(directory::name(step)))).map(Some)
     }
 
-    /// Opens a checkpoint's folder (`…/step-00000042`), a safetensors file, or a model in several files, by the name of
-    /// its index (`model.safetensors.index.json`) or of the folder.
+    /// Opens a checkpoint's folder (`…/step-00000042`), a safetensors file, or a model in several files. For several
+    /// files, `path` is their index (`model.safetensors.index.json`) or their folder.
     ///
     /// # Errors
     ///
     /// `Io`, which names the file, if the file does not exist or cannot be read. The kind is `InvalidData` if its
     /// contents are invalid: an index with parts that overlap or leave elements out, a header that is longer than the
-    /// file, a duplicate name. A tensor has at most 64 dimensions. One file's header has at most 100 MB, and all
-    /// headers together, like an index, at most 256 MiB.
+    /// file, a duplicate name. A tensor has at most 64 dimensions. One file's header may have at most 100 MB. All
+    /// headers together may have at most 256 MiB, and so may an index.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let is_index = |path: &Path| path.file_name().is_some_and(|name| name.to_string_lossy().ends_with(foreign::INDEX_ENDING));
@@ -222,7 +222,7 @@ impl Checkpoint {
     /// Local.
     ///
     /// **Cost**: reads the bytes of the part, from the files that contain them. If two ranges of a file are less than 4
-    /// KiB apart, it also reads the bytes between them. Uses 1 MiB of memory, and the headers of these files.
+    /// KiB apart, it also reads the bytes between them. Needs 1 MiB of memory, plus the size of these files' headers.
     ///
     /// # Errors
     ///
@@ -323,8 +323,8 @@ impl Checkpoint {
         Ok(self.headers[file].get_or_init(|| read))
     }
 
-    /// Returns the offset in its file of each source of a part, after verifying the source against the index; 0 for
-    /// sources that are not needed.
+    /// Returns, for each source of a part, the offset of the source in its file, after verifying the source against the
+    /// index. The offset is 0 for sources that are not needed.
     fn begins(&self, name: &str, tensor: &Tensor, part: &Extent) -> Result<Vec<u64>> {
         let mut begins = vec![0; tensor.places.len()];
         for run in runs(part, &tensor.extents, usize::MAX) {

@@ -68,7 +68,7 @@ impl<'a> Writer<'a> {
     ///
     /// Each parameter is saved as a tensor of its shape, named `prefix`, a dot and the parameter's name ([`Sharded`]).
     /// So it can be loaded with any world size and any buckets, and other tools can read it. The names must be unique:
-    /// nothing else may be saved under one of them.
+    /// nothing else may be saved with one of these names.
     ///
     /// [`commit`](Self::commit) reports invalid arguments. It returns `InvalidArgument` if there are not as many slices
     /// as shares, a slice is not as long as its share, or two parameters would have the same name. For example,
@@ -79,8 +79,8 @@ impl<'a> Writer<'a> {
             Ok(parts) => parts,
             Err(error) => return self.refused(error),
         };
-        // Every rank has all names, so this is every rank's error. The parts alone could not distinguish equal names
-        // from copies.
+        // Every rank has all names, so this is every rank's error. The parts alone do not show whether equal names are
+        // copies.
         self.reserve(parts.iter().flat_map(|(parts, _)| parts).map(|part| part.name.clone()));
         let count = parts.len();
         for (bucket, (parts, len)) in parts.into_iter().enumerate() {
@@ -105,8 +105,8 @@ impl<'a> Writer<'a> {
 }
 
 impl Checkpoint {
-    /// Reads this rank's shares of a model's buckets or units, which [`Writer::shares`] saved under `prefix` with any
-    /// world size and any buckets. Elements after a bucket's last parameter stay unchanged. Local.
+    /// Reads this rank's shares of a model's buckets or units, which [`Writer::shares`] saved with the same `prefix`,
+    /// and with any world size and any buckets. Elements after a bucket's last parameter stay unchanged. Local.
     ///
     /// # Errors
     ///

@@ -149,11 +149,11 @@ impl<'a> Writer<'a> {
     ///
     /// The checkpoint appears by one rename, when every rank's file is written and synced. Until then, whatever fails
     /// or is killed, the previous checkpoint is the latest. The next save removes what an interrupted save left. So
-    /// only one group of ranks may save to a folder at a time; if two do, one fails. If files or an old checkpoint
-    /// cannot be removed, the save does not fail, and a `tracing` event reports them.
+    /// only one group of ranks may save to a folder at a time; if two groups do, one of them fails. If files or an old
+    /// checkpoint cannot be removed, the save does not fail, and a `tracing` event reports them.
     ///
     /// **Cost**: each element is written once, by one rank. All ranks wait for the slowest, at most for the
-    /// communicator's timeout. Names, shapes and pieces of all ranks go to rank 0, about 100 B for each.
+    /// communicator's timeout. Names, shapes and pieces of all ranks go to rank 0, about 100 B for each piece.
     ///
     /// # Errors
     ///
@@ -161,8 +161,8 @@ impl<'a> Writer<'a> {
     /// and its reason.
     ///
     /// - `Io` if a file cannot be written or synced, or a rank does not see rank 0's files.
-    /// - `InvalidArgument` for invalid arguments of earlier calls, if the pieces of all ranks are not whole tensors,
-    ///   and for a step before the latest.
+    /// - `InvalidArgument` for invalid arguments of earlier calls, if the pieces of all ranks together are not whole
+    ///   tensors, and for a step before the latest.
     /// - `Mismatch` if ranks pass different steps.
     /// - The errors of any collective. If a rank dies when all files are written, the checkpoint may exist;
     ///   [`Checkpoint::latest`](super::Checkpoint::latest) finds it.

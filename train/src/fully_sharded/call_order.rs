@@ -1,5 +1,5 @@
-//! Records the calls for units. The communicator cannot tell apart units of one length, so ranks compare the order of
-//! these calls.
+//! Records the calls for units. The communicator cannot tell apart units of the same length, so ranks compare the order
+//! of these calls.
 
 use std::fmt;
 
@@ -52,7 +52,7 @@ impl CallOrder {
     }
 
     /// Starts to compare this rank's calls with the other ranks'. The maximum of the numbers and the maximum of their
-    /// complements are complements only if all ranks have the same number.
+    /// complements are complements of each other only if all ranks have the same number.
     pub(super) fn start(&self, comm: &Communicator) -> Result<Pending<[u64; 2]>> {
         let mine = self.number();
         match comm.world_size() {

@@ -14,12 +14,12 @@ use collectives::{Error, Result};
 impl FullySharded {
     /// Gathers a unit's parameters if necessary, starts to gather the next units, and waits for this one. In a forward
     /// pass, the next units are those after this one. In the backward pass, they are those before it. The backward pass
-    /// begins when the last unit, or one before the most recent unit, is gathered. Collective.
+    /// begins when the last unit is gathered, or a unit that comes before the most recently gathered one. Collective.
     ///
     /// # Errors
     ///
     /// `InvalidArgument` if the unit does not exist, or if a parameter of the model has no values yet; only this rank
-    /// gets it. Also the errors of any collective.
+    /// gets it. Also, the errors of any collective.
     pub fn gather(&mut self, unit: usize) -> Result<()> {
         self.check_gather("gather", unit)?;
         self.go_on(|model| {
@@ -33,7 +33,7 @@ impl FullySharded {
     }
 
     /// Starts to gather a unit's parameters in the background, for a later [`gather`](Self::gather). Use it for the
-    /// first unit right after an update, or for a unit that is used out of order. The unit's buffer is in addition to
+    /// first unit right after an update, or for a unit that is used out of order. This needs a buffer in addition to
     /// those of [`FullyShardedOptions::prefetch`](super::FullyShardedOptions::prefetch). Collective.
     ///
     /// # Errors

@@ -7,12 +7,12 @@
 //! released. The gathers of the next units are started before the wait for this one (`gather.rs`; the pure
 //! `prefetch_order.rs` decides which units are next). A unit's gradients are copied into a buffer from another pool,
 //! then reduced and scattered in the background. When that buffer is needed again, or the step ends, this rank's share
-//! of it is added to the rank's gradients (`reduce.rs`). Types are converted when elements are copied anyway, so only
-//! the buffers of whole units have another type.
+//! of it is added to the rank's gradients (`reduce.rs`). Elements are converted to another type while they are copied
+//! anyway, so only the buffers of whole units have another type.
 //!
-//! The communicator cannot tell apart calls for units of one length. So ranks compare the order of their calls at the
-//! end of a step (`call_order.rs`), beside the last reductions. So no optimiser gets results that were computed from
-//! different units.
+//! The communicator cannot tell apart calls for units of the same length. So ranks compare the order of their calls at
+//! the end of a step (`call_order.rs`), beside the last reductions, and no optimiser gets results that were computed
+//! from different units.
 
 mod call_order;
 mod gather;
@@ -95,15 +95,15 @@ pub use reduce::ReducedGradients;
 /// **Mixed precision.** Parameters of `f32` with [`gather_type`](FullyShardedOptions::gather_type) `Bf16` are kept as
 /// `f32` in the shares, and gathered and used as `bf16`. Their gradients, passed as `bf16`, are added to the share as
 /// `f32`. With [`reduce_type`](FullyShardedOptions::reduce_type) `F32` they are also summed over ranks as `f32`.
-/// Otherwise the mean of n ranks has the error that [`Compress`](super::Compress) states. If the reduce type differs
-/// from the gather type, gradients are weighted (by 1/n for a mean) before they are summed. So a mean in `f16`
-/// overflows no sooner than one rank's gradients do. Conversions go via `f32`.
+/// Without that reduce type, the mean of n ranks has the error that [`Compress`](super::Compress) states. If the reduce
+/// type differs from the gather type, gradients are weighted (by 1/n for a mean) before they are summed. So a mean in
+/// `f16` overflows no sooner than one rank's gradients do. Conversions go via `f32`.
 ///
 /// **Order.** Every rank must make the same calls for units in the same order. If ranks make calls for units of
 /// different lengths, they get a `Mismatch` at once. If the lengths are the same, [`reduce`](Self::reduce) returns the
-/// `Mismatch`, before anything is updated. Only `reduce` compares the calls: if ranks use units in different orders in
-/// an evaluation, they compute with wrong parameters. Make other collectives on the same communicator at the same point
-/// on every rank, or on a separate communicator ([`Communicator::duplicate`]).
+/// `Mismatch`, before anything is updated. Only `reduce` compares the calls. In an evaluation, which makes no call of
+/// `reduce`, ranks that use units in different orders compute with wrong parameters. Make other collectives at the same
+/// point on every rank, or make them on a separate communicator ([`Communicator::duplicate`]).
 ///
 /// **Memory** of each of n ranks. The parameters have N elements of m bytes, in units of at most L elements (padded to
 /// a multiple of n). Elements are gathered as g bytes and reduced as r bytes, and p is
@@ -116,12 +116,12 @@ pub use reduce::ReducedGradients;
 /// - the caller's state for the share: 2·m·N/n for Adam.
 ///
 /// So with the defaults and 4-byte parameters, the backward pass has a peak of 8·N/n + 16·L.
-/// [`ShardedOptimizer`](super::ShardedOptimizer) needs 4·N + 4·N/n beside the parameters themselves.
+/// [`ShardedOptimizer`](super::ShardedOptimizer) needs 4·N + 4·N/n in addition to the parameters themselves.
 /// [`memory_bytes`](Self::memory_bytes) counts the buffers. It excludes the communicator's own memory, and up to 64 KiB
 /// for the order of calls.
 ///
 /// **Traffic** of a step, for each rank: stage 3 gathers every unit twice and reduces it once, (n − 1)/n·N·(2·g + r)
-/// bytes. If all types are the same, that is half as much again as an all-reduce. Stage 2 gathers once, so it sends as
+/// bytes. If all types are the same, that is 1.5 times as much as an all-reduce. Stage 2 gathers once, so it sends as
 /// much as an all-reduce. On one rank, no communicator call is made, except for `PreMulSum`.
 ///
 /// **Errors.** A call with an invalid argument is refused and has no effect. After an error of a collective, or an
@@ -164,12 +164,13 @@ impl FullySharded {
     /// Does the same as [`new`](Self::new), but with shares and units on the stream's device, which must be the
     /// communicator's. Parameters and gradients are device buffers. Copies and conversions are queued on `stream`, on
     /// which the caller computes. Gathers and reductions are queued on the communicator's stream. cudarc's events order
-    /// the two. So these calls do not wait for the device, with two exceptions:
+    /// the work on the two streams. So these calls do not wait for the device, with two exceptions:
     ///
     /// - [`ReducedGradients::norm`], [`clip_norm`](ReducedGradients::clip_norm) and
     ///   [`unscale`](ReducedGradients::unscale).
-    /// - Allocating a unit's buffers, which waits for `stream`. Units of one length share the buffers of the first
-    ///   step. Under `FullShard`, a unit whose length differs from the previous unit's needs new buffers.
+    /// - Allocating a unit's buffers, which waits for `stream`. Units of the same length share the buffers that are
+    ///   allocated in the first step. Under `FullShard`, a unit whose length differs from the previous unit's needs new
+    ///   buffers.
     ///
     /// Collective.
     ///
@@ -232,7 +233,7 @@ impl FullySharded {
         self.units.iter().map(|unit| &unit.layout)
     }
 
-    /// Returns the name of a unit's parameter, prefixed with the unit's.
+    /// Returns the name of a unit's parameter, prefixed with the unit's name.
     #[cfg(feature = "checkpoint")]
     pub(super) fn name_of(&self, unit: usize, parameter: usize) -> Option<String> {
         let unit = &self.units.get(unit)?.unit;
@@ -339,8 +340,8 @@ impl FullySharded {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the length is not that of [`shard_range`](Self::shard_range), and in the same other cases
-    /// as [`load`](Self::load).
+    /// `InvalidArgument` if the length is not that of [`shard_range`](Self::shard_range), and in the other cases in
+    /// which [`load`](Self::load) returns it.
     pub fn load_shard<B>(&mut self, unit: usize, values: &B) -> Result<()>
     where
         B: Buffer<Element: Float> + ?Sized,

@@ -10,8 +10,8 @@ use collectives::{Error, Result};
 /// type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unit {
-    /// Its name, for errors and checkpoints. In a checkpoint, a dot and the parameter's name follow it. The result must
-    /// be unique.
+    /// Its name, for errors and checkpoints. In a checkpoint, the full name of a parameter is the unit's name, a dot
+    /// and the parameter's name. Full names must be unique.
     pub name: String,
     /// Its parameters. They are concatenated in this order.
     pub parameters: Vec<Parameter>,
@@ -44,7 +44,7 @@ pub struct FullyShardedOptions {
     /// How long gathered parameters are kept. Default: `FullShard`.
     pub strategy: ShardingStrategy,
     /// The type in which parameters are gathered and used, and gradients are passed: `F32`, `F64`, `F16` or `Bf16`. The
-    /// shares keep the type of the parameters. `None` means that type. Default: `None`.
+    /// shares keep the type of the parameters. `None` means the type of the parameters. Default: `None`.
     pub gather_type: Option<DType>,
     /// The type in which gradients are reduced. They are added to the share in the type of the parameters. `None` means
     /// the type in which they are passed. Default: `None`.

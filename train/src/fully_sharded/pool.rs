@@ -5,11 +5,11 @@ use crate::flat::Place;
 use collectives::DType;
 use collectives::Result;
 
-/// Free buffers, and the number in use. A buffer only fits a unit of its own type and length, so units of one length
-/// share buffers.
+/// Free buffers, and the number in use. A buffer only fits a unit of its own type and length, so units of the same type
+/// and length share buffers.
 pub(super) struct Pool {
     place: Place,
-    /// The most buffers, including those in use. If more are in use, none is kept.
+    /// The limit on the number of buffers, including those in use. While more are in use, no free buffer is kept.
     most: usize,
     out: usize,
     /// The free buffers, in the order in which they were put back.

@@ -35,7 +35,7 @@ impl FullySharded {
     ///   a gradient is not where the model is (in host memory or on its device).
     /// - On a device, `Cuda` if they cannot be copied.
     ///
-    /// Also the errors of any collective.
+    /// Also, the errors of any collective.
     pub fn reduce_gradients<B>(&mut self, unit: usize, gradients: &[B]) -> Result<()>
     where
         B: Buffer<Element: Float>,
@@ -73,7 +73,7 @@ impl FullySharded {
     /// # Errors
     ///
     /// `Mismatch` if ranks gathered or reduced different units, or in different orders: it names the first two calls
-    /// that differ. Also the errors of any collective. After an error, no step can follow.
+    /// that differ. Also, the errors of any collective. After an error, no step can follow.
     pub fn reduce(&mut self) -> Result<ReducedGradients<'_>> {
         self.end_backward()?;
         self.go_on(Self::finish_all)?;
@@ -163,7 +163,7 @@ impl FullySharded {
 pub struct ReducedGradients<'a> {
     model: &'a mut FullySharded,
     done: Done,
-    /// The ranks with replicas over which the gradients were reduced, if they were.
+    /// The ranks with other replicas over which the gradients were reduced, if they were.
     replicas: Option<Communicator>,
 }
 
@@ -199,8 +199,8 @@ impl ReducedGradients<'_> {
     ///
     /// `InvalidArgument` if this step's gradients were already reduced over replicas, unscaled or clipped; this has no
     /// effect. `Mismatch` if the ranks of `replicas` do not have the same shares as this one, for example because they
-    /// are the ranks over which the model is sharded. Also the errors of any collective. After a `Mismatch` or an error
-    /// of a collective, no step can follow.
+    /// are the ranks over which the model is sharded. Also, the errors of any collective. After a `Mismatch` or an
+    /// error of a collective, no step can follow.
     #[doc(alias = "HYBRID_SHARD")]
     pub fn reduce_over(&mut self, replicas: &Communicator) -> Result<()> {
         self.done.check("reduce_over", Done::ReducedOver)?;

@@ -1,4 +1,4 @@
-//! One unit on one rank: its share of the parameters and of the gradients, and the whole while it is gathered.
+//! One unit on one rank: its share of the parameters and of the gradients, and the whole unit while it is gathered.
 
 use std::fmt;
 use std::ops::Range;
@@ -18,7 +18,7 @@ use collectives::{Error, Result};
 pub(super) struct UnitState {
     pub(super) unit: Unit,
     pub(super) layout: BucketLayout,
-    /// The elements that are this rank's.
+    /// The elements that belong to this rank.
     pub(super) own: Range<usize>,
     /// The types in which it is gathered and reduced.
     pub(super) gather_type: DType,
@@ -26,7 +26,7 @@ pub(super) struct UnitState {
     /// This rank's share of the parameters, and of their gradients.
     pub(super) share: Box<dyn AnyFlat>,
     pub(super) gradients: Box<dyn AnyFlat>,
-    /// Whether the gradients are of this step; otherwise they are of an earlier one.
+    /// Whether the gradients belong to this step. If not, they belong to an earlier step.
     pub(super) has_gradients: bool,
     /// Whether gradients were passed in this backward pass.
     pub(super) is_reduced: bool,

@@ -82,8 +82,8 @@ impl NcclCommunicator {
 ///
 /// These calls take device buffers: cudarc's slices and views, [`NcclBuffer`](crate::nccl::NcclBuffer),
 /// [`RawDeviceSlice`](crate::interop::RawDeviceSlice), and memory of other crates. A call is queued on `stream` and
-/// returns. On the stream it waits for earlier uses of its buffers on other streams; later uses, and freeing a buffer,
-/// wait for it. You need no synchronization of your own. Ops and types are the same as for a
+/// returns. On the stream, the call waits for earlier uses of its buffers on other streams. Later uses of a buffer, and
+/// its freeing, wait for the call. You need no synchronization of your own. Ops and types are the same as for a
 /// [`Communicator`](crate::Communicator), including custom ones.
 ///
 /// Every rank must make the same call as its next one. Before anything is queued, the ranks compare
@@ -95,7 +95,7 @@ impl NcclCommunicator {
 /// their devices have finished the communicator's earlier calls.
 /// [`CheckDeviceCalls::unchecked_after`](crate::nccl::CheckDeviceCalls::unchecked_after) avoids this cost: with it you
 /// promise that all ranks make the same calls with the same settings. Such a call is like a raw one, except that its
-/// buffers are ordered. A compared call cannot be captured into a graph; an uncompared or a raw one can.
+/// buffers are ordered. A compared call cannot be captured into a graph; an uncompared call or a raw call can.
 ///
 /// Threads that share the communicator compare and queue their calls one after the other.
 ///

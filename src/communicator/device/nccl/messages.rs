@@ -75,10 +75,10 @@ impl<'buffers> NcclGroup<'buffers, '_> {
 
 /// # Typed messages
 ///
-/// Before either end queues its part, both compare element type, length, and which messages are queued together. So
-/// `send` and `recv` return once the other end has been called. Ranks that send to each other must do so in a
-/// [`group`](Self::group), with one group at both ends. If something differs, the communicator ends on both ranks, as
-/// soon as each has received the other's values, or after 2 s.
+/// Before either end queues its part, the two ends compare the element type, the length, and which messages are queued
+/// together. So `send` and `recv` return once the other end has been called. Ranks that send to each other must do so
+/// in a [`group`](Self::group), and both ends must use one group each. If something differs, the communicator ends on
+/// both ranks, as soon as each has received the other's values, or after 2 s.
 ///
 /// The comparison costs an exchange of 64 B over NCCL for each pair of ranks, for which both wait. Messages that are
 /// not compared cost nothing extra
@@ -130,8 +130,8 @@ impl NcclCommunicator {
         self.grouped("recv", stream, |group| group.recv(buffer, from))
     }
 
-    /// Queues several messages together, so that opposite ones do not wait for each other. Between two ranks, both
-    /// ends must put the same messages into one group. If the closure fails, nothing has happened.
+    /// Queues several messages together, so that messages in opposite directions do not wait for each other. Between
+    /// two ranks, both ends must put the same messages into one group. If the closure fails, nothing has happened.
     ///
     /// ```no_run
     /// # use collectives::nccl::NcclCommunicator;

@@ -4,7 +4,7 @@
 //!
 //! The store of the start may have died with rank 0. So every rank of a job has a *recovery listener* (`recovery.rs`):
 //! a port at which it listens from the start and serves nothing. A refused connection means that the process is gone,
-//! and an accepted one that it lives. No answer proves neither.
+//! and an accepted one that it lives. If there is no answer, the process may be gone or alive.
 //!
 //! The lowest survivor leads. The leader turns its recovery listener into a store, and opens a round there. The others
 //! join the round, and report which ranks they had given up. The leader waits for every rank that it has no reason to
@@ -18,12 +18,12 @@
 //!   joins after the round has closed it gets `LeftBehind`, even if it wakes up much later and would lead: the recovery
 //!   listeners of the ranks that continued stay open and report this.
 //! - **The ranks never split.** Each member reports at its own recovery listener that it has continued. A rank that is
-//!   about to close a round reports that before it looks at the others' recovery listeners. But it may be stopped right
-//!   after it has looked, and the others may give it up. So before `shrink` returns, each member reports that it
-//!   continues, and looks once more at the recovery listeners of all non-members. It repeats this if looking took too
-//!   long. If ranks cannot be reached, only the larger part of the ranks not known to be dead continues; of two halves,
-//!   the one with the lowest rank. A host that loses its power counts as unreachable, so of two hosts the second cannot
-//!   continue without the first.
+//!   about to close a round reports this intention before it looks at the others' recovery listeners. But it may be
+//!   stopped right after it has looked, and the others may give up waiting for it. So before `shrink` returns, each
+//!   member reports that it continues, and looks once more at the recovery listeners of all non-members. A member
+//!   repeats this if looking took too long. If ranks cannot be reached, only the larger part of the ranks not known to
+//!   be dead continues; of two halves, the one with the lowest rank. A host that loses its power counts as unreachable,
+//!   so of two hosts the second cannot continue without the first.
 //! - **This is tested, not only argued**: a trait (`protocol.rs`) contains everything that a shrink needs from its
 //!   environment. The tests simulate this environment: a clock, and deaths, sleeps and network cuts in an order drawn
 //!   from a seed.
@@ -72,9 +72,9 @@ impl Communicator {
     /// network is cut, only the larger part continues; of two halves, the one with the lowest rank. Neither rank 0 nor
     /// the store at which the job met is needed.
     ///
-    /// The new communicator has the same settings and, if this one had a device backend, one on the same GPU. Buffers
-    /// from [`alloc`](Self::alloc) stay with this one. Each rank makes about ten store requests, and then starts as at
-    /// the beginning of a job.
+    /// The new communicator has the same settings and, if this one had a device backend, a device backend on the same
+    /// GPU. Buffers from [`alloc`](Self::alloc) stay with this one. Each rank makes about ten store requests, and then
+    /// starts as at the beginning of a job.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -91,7 +91,7 @@ impl Communicator {
     /// # Errors
     ///
     /// - `LeftBehind` if the others continued without this rank.
-    /// - `Timeout` if they did not agree.
+    /// - `Timeout` if the remaining ranks did not agree.
     /// - `Unsupported` if this rank could not listen when the job began.
     /// - The errors of joining a job (see [`Communicator::from_env`]).
     #[doc(alias("ncclCommShrink", "MPIX_Comm_shrink", "shrink_group"))]

@@ -203,7 +203,7 @@ fn a_destroy_that_fails_leaves_later_calls_of_the_thread_alone() {
     sum(&second, &stream, &mut vector, LONG).unwrap();
     assert_eq!(read(&stream, &vector), [1.0, 2.0]);
     second.finalize(&Deadline::after(LONG)).unwrap();
-    // The one that was not destroyed is known only to this test.
+    // The communicator that was not destroyed is known only to this test.
     assert_eq!(nccl::counts().communicators, 1);
     // SAFETY: the handle is of a communicator that still exists, and that nothing else knows any longer.
     let aborted = unsafe { library().ncclCommAbort(lost) };
@@ -229,7 +229,7 @@ fn first_calls_of_two_communicators_in_opposite_orders_do_not_wait_for_each_othe
             assert_eq!(read(&streams[index], &vector), [3.0]);
         };
         let entered = |index: usize| comms[index].inner.entries.load(Ordering::SeqCst);
-        // The communicator that this rank calls first; the other rank calls the other one first.
+        // The communicator that this rank calls first; the other rank first calls the other communicator.
         let before = entered(own);
         thread::scope(|scope| {
             scope.spawn(|| call(own));

@@ -183,7 +183,9 @@ fn a_lost_rank_ends_the_others() {
         for error in refused.map(Result::unwrap_err) {
             let words = error.to_string();
             assert!(
-                error.is_poisoned() && words.contains("ncclRemoteError") && words.contains("create a new one of the surviving ranks"),
+                error.is_poisoned()
+                    && words.contains("ncclRemoteError")
+                    && words.contains("create a new communicator for the surviving ranks"),
                 "{error}"
             );
         }
@@ -199,7 +201,7 @@ fn a_lost_rank_that_nccl_tells_of_in_a_shrink_comes_with_what_to_do() {
             nccl::fail_call("ncclCommShrink", 1, 6);
             let error = rank.comm.shrink(&[1], false, &NcclConfig::default(), &Deadline::after(LONG)).unwrap_err();
             assert!(
-                matches!(&error, Error::Nccl { code: 6, text, .. } if text.contains("create a new one of the surviving ranks")),
+                matches!(&error, Error::Nccl { code: 6, text, .. } if text.contains("create a new communicator for the surviving ranks")),
                 "{error}"
             );
         }

@@ -33,12 +33,12 @@ fn a_short_call_shortens_no_long_one() {
         }
         rank.all_reduce(&mut vector, LONG).unwrap();
         if rank.comm.rank() == 0 {
-            // Behind the long one on its stream, and beside it on another.
+            // Behind the long call on the same stream, and beside it on another stream.
             let other = rank.gpu.context.new_stream().unwrap();
             nothing(&rank, &other, SHORT);
             nothing(&rank, &rank.stream, SHORT);
             other.synchronize().unwrap();
-            // The first one has ended by the time to which the clock is set.
+            // The first call has ended by the time to which the clock is set.
             wait_until("the first call is over", || {
                 rank.comm.inner.probe(Instant::now());
                 rank.comm.inner.watched.unfinished().is_some_and(|unfinished| unfinished.limit == LONG)
@@ -88,14 +88,14 @@ fn the_time_of_a_call_counts_from_the_end_of_what_was_queued_before() {
         }
         rank.all_reduce(&mut first, LONG).unwrap();
         let event = rank.comm.position(&rank.stream);
-        // Long enough to see the end of the first one, however busy the machine is.
+        // Long enough to see the end of the first call, however busy the machine is.
         let limit = 10 * SHORT;
         rank.all_reduce(&mut second, limit).unwrap();
         look_after(&rank, 10 * limit);
         assert!(rank.comm.failure().is_none(), "{:?}", rank.comm.failure());
         late.meet();
         rank.comm.wait(&event, &Deadline::after(LONG)).unwrap();
-        // Now the second one is the oldest, and no rank joins it.
+        // Now the second call is the oldest, and no rank joins it.
         let failure = failure_of(&rank.comm);
         assert!(matches!(&failure, Error::Timeout { elapsed, .. } if (limit..LONG).contains(elapsed)), "{failure}");
         let _ = rank.stream.synchronize();

@@ -59,7 +59,7 @@ fn the_first_message_waits_in_the_call_for_its_other_end_and_later_ones_do_not()
             until_called("ncclSend", 1);
             assert!(!has_returned.load(Ordering::SeqCst));
             message(&rank, End::RecvFrom(0), &mut vector, LONG).unwrap();
-            // In its calls for the later ones the sender waits for no rank.
+            // In its calls for the later messages, the sender waits for no rank.
             sent.meet();
             (0..3).for_each(|_| message(&rank, End::RecvFrom(0), &mut vector, LONG).unwrap());
         }

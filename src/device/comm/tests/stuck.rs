@@ -111,7 +111,8 @@ fn an_abort_that_found_no_thread_is_started_by_the_timekeeper() {
     ranks(1, |rank| {
         let (config, deadline) = (NcclConfig::default(), Deadline::after(LONG));
         let another = NcclComm::create(setup(&rank.gpu, &ids, 0, 1, &config, &deadline)).unwrap();
-        // The state that an end without a thread for the abort leaves. The timekeeper remains for the other one.
+        // The state that an end without a thread for the abort leaves. The timekeeper remains for the other
+        // communicator.
         another.inner.ended.store(true, Ordering::SeqCst);
         another.inner.aborting.store(true, Ordering::SeqCst);
         assert!(super::super::watchdog::abort_later(&another.inner));

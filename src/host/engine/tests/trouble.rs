@@ -119,7 +119,8 @@ fn survivors_name_the_dead<K: ByteLink + Send>(meshes: Vec<Mesh<K>>) {
     });
     let lost = |rank| Err(AbortReason::Lost { rank }.into());
     assert_eq!(results[1..], vec![lost(2); 3]);
-    // Rank 0 learns of it from its neighbours. If it gets no core for long, one of them cuts its link instead.
+    // Rank 0 learns of it from its neighbours. If rank 0 gets no core for long, a neighbour cuts its link to rank 0
+    // instead.
     assert!([2, 1, 3].map(lost).contains(&results[0]), "{:?}", results[0]);
     assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
 }
@@ -149,7 +150,8 @@ fn a_deadline_names_who_did_not_come() {
     }
 }
 
-/// A peer that has sent all it should but takes nothing is missing too. One whose bytes cannot be read yet is not.
+/// A peer that has sent all it should but accepts nothing also counts as missing. A peer whose bytes cannot be read yet
+/// does not.
 #[test]
 fn a_deadline_tells_who_is_waited_for_from_who_waits() {
     let mut ranks = Rank::all(sockets(3));
@@ -261,7 +263,8 @@ fn who_leaves_in_good_order_is_missed_only_when_needed() {
     }
     for needs in [Action::Receive { from: 2, into: destination(0, 8) }, Action::Send { to: 2, from: source(0, 8) }] {
         let rank = if matches!(needs, Action::Send { .. }) { &mut *second } else { &mut *first };
-        // The abort reason of the first of the two would otherwise arrive first.
+        // Drops the link between ranks 0 and 1, over which the abort reason of the rank that ran first would arrive
+        // first.
         rank.links.0.iter_mut().take(2).for_each(|link| *link = None);
         let result = rank.run(&plan(vec![step(needs, &[])], 0), &call(3), memory(&[5], 8, &mut [0], 8));
         assert_eq!(result, Err(AbortReason::Left { rank: 2 }.into()));
@@ -304,7 +307,7 @@ fn nonsense_from_a_peer_is_an_error_that_quotes_it() {
     let garbled = |header: [u8; 8]| AbortReason::Garbled { rank: 1, header: u64::from_be_bytes(header) };
     assert_eq!(hears(b"GET / HTTP/1.1\r\n"), garbled(*b"GET / HT"));
     assert_eq!(hears(&[good.clone(), vec![0; 8]].concat()), garbled([0; 8]));
-    // The first message has the header of a later one, and a later one that of a first.
+    // The first message has the header of a later message, and a later message has the header of a first one.
     assert_eq!(hears(&wire::encode_next(8)), garbled([2, 0, 0, 0, 8, 0, 0, 0]));
     assert_eq!(hears(&[good.clone(), first(16, 8)].concat()), garbled([1, 0, 0, 0, 8, 0, 0, 0]));
     // The payload is longer than its span, or empty when it must not be.

@@ -383,7 +383,8 @@ fn a_deadline_names_whom_it_waited_for() {
         let mut links = CollectiveLinks::of(&mesh);
         let began = Instant::now();
         let stop = match rank {
-            // Rank 2 is idle and serves no rank: one rank waits for its answer, and one is never called.
+            // Rank 2 is idle and serves no rank. Rank 0 waits for the answer of rank 2, and rank 1 waits for rank 0,
+            // which never connects to it.
             0 => links.link(2, &Deadline::after(limit), &mut || None).map(|_| ()).unwrap_err(),
             1 => links.link(0, &Deadline::after(limit), &mut || None).map(|_| ()).unwrap_err(),
             _ => return (None, mesh),
@@ -430,8 +431,7 @@ fn an_interruption_ends_a_wait() {
             asked += 1;
             (asked > 2).then_some(abort_reason)
         };
-        // Neither rank serves the other once it has been interrupted, and either may be first. Rank 1 waits to be
-        // called by a rank that never calls.
+        // Rank 1 waits until it is interrupted, because rank 0 never connects to it.
         if rank == 1 {
             let stop = links.link(0, &soon(), &mut interrupted).map(|_| ()).unwrap_err();
             assert_eq!(stop, Interrupted::from(abort_reason));

@@ -108,7 +108,8 @@ fn block_counts(n: usize, index: usize) -> Vec<usize> {
     }
 }
 
-/// Returns the ops whose result this algorithm guarantees, and whether it is that of one fold of all operands.
+/// Returns the ops whose result this algorithm guarantees, and, for each op, whether this result equals that of a
+/// single fold of all operands.
 fn ops(algorithm: Algorithm) -> &'static [(Op, bool)] {
     match algorithm {
         Algorithm::Direct => &[(Op::Hash, true)],
@@ -372,7 +373,7 @@ fn all_to_all_brings_each_block_where_it_belongs() {
 
 #[test]
 fn what_is_too_large_to_be_carried_goes_straight() {
-    // Ranks need not all make the call in place, or all not.
+    // Some ranks may make the call in place while others do not.
     let ways: [fn(usize) -> bool; 3] = [|_| false, |_| true, |me| me % 2 == 0];
     for (n, way) in [(2, 0), (2, 1), (2, 2), (3, 0), (3, 2), (4, 1), (4, 2)] {
         let in_place = ways[way];

@@ -15,7 +15,7 @@ type Heard = u32;
 pub(super) struct Claims {
     pub(super) element: usize,
     /// Whether a rank (given with the root) must have heard from every rank when it is done, even if it writes nothing.
-    /// `None` if all have when they begin.
+    /// `None` if every rank has heard from all others before it begins.
     pub(super) hears: Option<fn(usize, usize) -> bool>,
     /// The root, for `hears`.
     pub(super) root: usize,
@@ -79,8 +79,8 @@ fn ancestors(rank: &Rank) -> Vec<Vec<u64>> {
     sets
 }
 
-/// Checks that if two steps touch the same byte and one of them writes, one comes after the other. This also covers
-/// in-place calls, because the ranges are addresses.
+/// Checks that if two steps touch the same byte and at least one of them writes, one step comes after the other. This
+/// also covers in-place calls, because the ranges are addresses.
 fn check_races(rank: &Rank) {
     let mut touched = Vec::new();
     for (index, step) in rank.plan.steps.iter().enumerate() {
@@ -198,7 +198,7 @@ impl<'a> Graph<'a> {
         }
     }
 
-    /// Returns every node after those that it comes after. Fails if there is a cycle.
+    /// Returns all nodes, each after all nodes that must come before it. Fails if there is a cycle.
     fn order(&self) -> Vec<usize> {
         let mut waiting = self.incoming.clone();
         let mut order: Vec<usize> = (0..waiting.len()).filter(|node| waiting[*node] == 0).collect();

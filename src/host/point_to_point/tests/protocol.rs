@@ -82,7 +82,7 @@ fn messages_to_oneself_are_matched_like_any_other() {
     let receive = me.irecv(Some(0), Some(9), &mut into);
     me.send(0, 9, &long);
     assert!(me.outcome(receive).is_ok() && into == long);
-    // A refusal: both ends fail, as both are here.
+    // A refusal: both ends fail, because both are on this rank.
     let send = me.isend(0, 2, &long);
     let receive = me.irecv_typed(Some(0), Some(2), FLOATS, &mut into).expect("this rank is there");
     let mismatch = MessageError::TypeMismatch { peer: 0, sent: BYTES, expected: FLOATS };

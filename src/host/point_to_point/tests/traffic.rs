@@ -100,7 +100,7 @@ fn opposite<W: Wire>() {
         let (first, second) = (pattern(rank as u64, 2_000_001), pattern(10 + rank as u64, 1_000_003));
         let sends = [engine.isend(peer, 1, &first), engine.isend(peer, 2, &second)];
         let mut into = vec![0; 2_000_001];
-        // In the opposite order: the second is received while the first still waits.
+        // In reverse order: the second is received while the first still waits.
         for (tag, which, bytes) in [(2, 10, 1_000_003), (1, 0, 2_000_001)] {
             let receive = engine.irecv(Some(peer), Some(tag), &mut into);
             engine.finish_all(&[receive]).expect("received");

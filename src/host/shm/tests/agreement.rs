@@ -162,7 +162,8 @@ fn a_deadline_names_who_is_missing_and_the_barrier_can_be_tried_again() {
             assert_eq!((stop.missing, stop.arrived), (vec![1, 3], vec![0, 2]));
             assert_eq!(rank.group.abort_reason(), None);
             late.meet();
-            // Rank 0 retries, and rank 2 goes on: the others' barrier is the one that both have entered.
+            // Rank 0 retries the barrier, and rank 2 goes on without it: both have already entered the barrier that
+            // ranks 1 and 3 make.
             if rank.index == 0 {
                 barrier_within(&mut rank, PATIENCE, 1).unwrap();
             }
@@ -222,7 +223,7 @@ fn an_abort_ends_a_wait_here_and_elsewhere() {
     let began = Instant::now();
     let stops = on_threads(3, |mut rank| {
         if rank.index == 2 {
-            // Neither calls nor leaves before the others have been notified of the end.
+            // This rank neither makes a call nor leaves before the others have been notified of the end.
             wait_until("the group has ended", || rank.group.abort_reason().is_some());
             return rank.group.abort_reason().unwrap();
         }

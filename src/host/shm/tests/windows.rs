@@ -227,7 +227,7 @@ fn a_rank_whose_segment_cannot_be_made_private_waits_for_who_reads_it() {
         let (health, region) = (Health::default(), Arc::clone(&rank.group.region));
         let fold = Looks(|inputs: &[*const u8]| {
             if rank.index == 1 {
-                // It waits for rank 0 in the last step, without success.
+                // Rank 1 waits for rank 0 in the last step, without success.
                 return health.end(AbortReason::Aborted { by: 1 });
             }
             while !region.member(1).has_left_since(1) {
