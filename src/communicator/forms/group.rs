@@ -159,8 +159,8 @@ impl<'comm> Group<'_, 'comm> {
 
 impl<'buffers> Group<'buffers, '_> {
     /// Records a collective for the backend that runs it.
-    pub(in crate::communicator) fn record(&mut self, prepared: Prepared<'buffers>) {
-        match prepared {
+    pub(in crate::communicator) fn record(&mut self, prepared: Result<Prepared<'buffers>>) -> Result<()> {
+        match prepared? {
             Prepared::Host(job, _) => self.collectives.push(job.into()),
             Prepared::HostMany(jobs, _) => self.collectives.push(jobs),
             #[cfg(feature = "cuda")]
@@ -168,6 +168,7 @@ impl<'buffers> Group<'buffers, '_> {
             #[cfg(feature = "cuda")]
             Prepared::DeviceMany(calls) => calls.into_iter().for_each(|call| self.device.call(call)),
         }
+        Ok(())
     }
 
     /// Records a [`send`](Communicator::send). The group has one timeout for all its calls, so an envelope with its own
@@ -230,9 +231,7 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// `InvalidArgument` and `Unsupported`.
     pub fn all_reduce<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, op: impl Into<Reduction<B::Element>>) -> Result<()> {
-        let prepared = self.comm.prepare_all_reduce(Source::InPlace, buffer.memory_mut(), &op.into())?;
-        self.record(prepared);
-        Ok(())
+        self.record(self.comm.prepare_all_reduce(Source::InPlace, buffer.memory_mut(), &op.into()))
     }
 
     /// Records a [`reduce`](Communicator::reduce).
@@ -248,9 +247,7 @@ impl<'buffers> Group<'buffers, '_> {
     ) -> Result<()> {
         let buffer = buffer.memory_mut();
         let count = buffer.len();
-        let prepared = self.comm.prepare_reduce(Source::InPlace, Some(buffer), count, root, &op.into())?;
-        self.record(prepared);
-        Ok(())
+        self.record(self.comm.prepare_reduce(Source::InPlace, Some(buffer), count, root, &op.into()))
     }
 
     /// Records a [`broadcast`](Communicator::broadcast).
@@ -260,9 +257,7 @@ impl<'buffers> Group<'buffers, '_> {
     /// `InvalidArgument`.
     pub fn broadcast<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, root: usize) -> Result<()> {
         let source = if self.comm.rank() == root { Source::InPlace } else { Source::Nothing };
-        let prepared = self.comm.prepare_broadcast(source, buffer.memory_mut(), root)?;
-        self.record(prepared);
-        Ok(())
+        self.record(self.comm.prepare_broadcast(source, buffer.memory_mut(), root))
     }
 
     /// Records an [`all_gather_into`](Communicator::all_gather_into).
@@ -275,9 +270,7 @@ impl<'buffers> Group<'buffers, '_> {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        let prepared = self.comm.prepare_all_gather(Some(source.memory()), destination.memory_mut())?;
-        self.record(prepared);
-        Ok(())
+        self.record(self.comm.prepare_all_gather(Some(source.memory()), destination.memory_mut()))
     }
 
     /// Records a [`reduce_scatter_into`](Communicator::reduce_scatter_into).
@@ -295,9 +288,7 @@ impl<'buffers> Group<'buffers, '_> {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        let prepared = self.comm.prepare_reduce_scatter(Some(source.memory()), destination.memory_mut(), &op.into())?;
-        self.record(prepared);
-        Ok(())
+        self.record(self.comm.prepare_reduce_scatter(Some(source.memory()), destination.memory_mut(), &op.into()))
     }
 
     /// Records an [`all_to_all_into`](Communicator::all_to_all_into).
@@ -310,9 +301,7 @@ impl<'buffers> Group<'buffers, '_> {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        let prepared = self.comm.prepare_all_to_all(Source::Separate(source.memory()), destination.memory_mut())?;
-        self.record(prepared);
-        Ok(())
+        self.record(self.comm.prepare_all_to_all(Source::Separate(source.memory()), destination.memory_mut()))
     }
 
     /// Records an [`all_reduce_into`](Communicator::all_reduce_into).
@@ -330,9 +319,7 @@ impl<'buffers> Group<'buffers, '_> {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        let prepared = self.comm.prepare_all_reduce(Source::Separate(source.memory()), destination.memory_mut(), &op.into())?;
-        self.record(prepared);
-        Ok(())
+        self.record(self.comm.prepare_all_reduce(Source::Separate(source.memory()), destination.memory_mut(), &op.into()))
     }
 
     /// Records a [`reduce_into`](Communicator::reduce_into).
@@ -351,9 +338,7 @@ impl<'buffers> Group<'buffers, '_> {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        let prepared = self.comm.prepare_reduce_into(source.memory(), destination.map(BufferMut::memory_mut), root, &op.into())?;
-        self.record(prepared);
-        Ok(())
+        self.record(self.comm.prepare_reduce_into(source.memory(), destination.map(BufferMut::memory_mut), root, &op.into()))
     }
 
     /// Records a [`broadcast_into`](Communicator::broadcast_into).
@@ -366,9 +351,7 @@ impl<'buffers> Group<'buffers, '_> {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        let prepared = self.comm.prepare_broadcast_into(source.map(Buffer::memory), destination.memory_mut(), root)?;
-        self.record(prepared);
-        Ok(())
+        self.record(self.comm.prepare_broadcast_into(source.map(Buffer::memory), destination.memory_mut(), root))
     }
 
     /// Records an [`all_gather`](Communicator::all_gather).
@@ -377,9 +360,7 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// `InvalidArgument`.
     pub fn all_gather<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B) -> Result<()> {
-        let prepared = self.comm.prepare_all_gather(None, buffer.memory_mut())?;
-        self.record(prepared);
-        Ok(())
+        self.record(self.comm.prepare_all_gather(None, buffer.memory_mut()))
     }
 
     /// Records a [`reduce_scatter`](Communicator::reduce_scatter).
@@ -388,9 +369,7 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// `InvalidArgument` and `Unsupported`.
     pub fn reduce_scatter<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, op: impl Into<Reduction<B::Element>>) -> Result<()> {
-        let prepared = self.comm.prepare_reduce_scatter(None, buffer.memory_mut(), &op.into())?;
-        self.record(prepared);
-        Ok(())
+        self.record(self.comm.prepare_reduce_scatter(None, buffer.memory_mut(), &op.into()))
     }
 
     /// Records a [`gather`](Communicator::gather).
@@ -399,9 +378,7 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// `InvalidArgument`.
     pub fn gather<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, root: usize) -> Result<()> {
-        let prepared = self.comm.prepare_gather_in_place(buffer, root)?;
-        self.record(prepared);
-        Ok(())
+        self.record(self.comm.prepare_gather_in_place(buffer, root))
     }
 
     /// Records a [`gather_into`](Communicator::gather_into).
@@ -414,9 +391,7 @@ impl<'buffers> Group<'buffers, '_> {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        let prepared = self.comm.prepare_gather_into(source.memory(), destination.map(BufferMut::memory_mut), root)?;
-        self.record(prepared);
-        Ok(())
+        self.record(self.comm.prepare_gather_into(source.memory(), destination.map(BufferMut::memory_mut), root))
     }
 
     /// Records a [`scatter`](Communicator::scatter).
@@ -425,9 +400,7 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// `InvalidArgument`.
     pub fn scatter<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, root: usize) -> Result<()> {
-        let prepared = self.comm.prepare_scatter_in_place(buffer.memory_mut(), root)?;
-        self.record(prepared);
-        Ok(())
+        self.record(self.comm.prepare_scatter_in_place(buffer.memory_mut(), root))
     }
 
     /// Records a [`scatter_into`](Communicator::scatter_into).
@@ -440,9 +413,7 @@ impl<'buffers> Group<'buffers, '_> {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        let prepared = self.comm.prepare_scatter_into(source.map(Buffer::memory), destination.memory_mut(), root)?;
-        self.record(prepared);
-        Ok(())
+        self.record(self.comm.prepare_scatter_into(source.map(Buffer::memory), destination.memory_mut(), root))
     }
 
     /// Records an [`all_to_all`](Communicator::all_to_all).
@@ -451,9 +422,7 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// `InvalidArgument`.
     pub fn all_to_all<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B) -> Result<()> {
-        let prepared = self.comm.prepare_all_to_all(Source::InPlace, buffer.memory_mut())?;
-        self.record(prepared);
-        Ok(())
+        self.record(self.comm.prepare_all_to_all(Source::InPlace, buffer.memory_mut()))
     }
 
     /// Records an [`all_gather_v`](Communicator::all_gather_v).
@@ -462,9 +431,7 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// `InvalidArgument`.
     pub fn all_gather_v<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, counts: &[usize]) -> Result<()> {
-        let prepared = self.comm.prepare_all_gather_v(None, buffer.memory_mut(), counts)?;
-        self.record(prepared);
-        Ok(())
+        self.record(self.comm.prepare_all_gather_v(None, buffer.memory_mut(), counts))
     }
 
     /// Records an [`all_gather_v_into`](Communicator::all_gather_v_into).
@@ -477,9 +444,7 @@ impl<'buffers> Group<'buffers, '_> {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        let prepared = self.comm.prepare_all_gather_v(Some(source.memory()), destination.memory_mut(), counts)?;
-        self.record(prepared);
-        Ok(())
+        self.record(self.comm.prepare_all_gather_v(Some(source.memory()), destination.memory_mut(), counts))
     }
 
     /// Records a [`reduce_scatter_v`](Communicator::reduce_scatter_v).
@@ -493,9 +458,7 @@ impl<'buffers> Group<'buffers, '_> {
         counts: &[usize],
         op: impl Into<Reduction<B::Element>>,
     ) -> Result<()> {
-        let prepared = self.comm.prepare_reduce_scatter_v(None, buffer.memory_mut(), counts, &op.into())?;
-        self.record(prepared);
-        Ok(())
+        self.record(self.comm.prepare_reduce_scatter_v(None, buffer.memory_mut(), counts, &op.into()))
     }
 
     /// Records a [`reduce_scatter_v_into`](Communicator::reduce_scatter_v_into).
@@ -514,9 +477,7 @@ impl<'buffers> Group<'buffers, '_> {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        let prepared = self.comm.prepare_reduce_scatter_v(Some(source.memory()), destination.memory_mut(), counts, &op.into())?;
-        self.record(prepared);
-        Ok(())
+        self.record(self.comm.prepare_reduce_scatter_v(Some(source.memory()), destination.memory_mut(), counts, &op.into()))
     }
 
     /// Records a [`gather_v_into`](Communicator::gather_v_into).
@@ -529,13 +490,11 @@ impl<'buffers> Group<'buffers, '_> {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        let prepared = self.comm.prepare_gather_v(
+        self.record(self.comm.prepare_gather_v(
             source.memory(),
             destination.map(|(destination, counts)| (destination.memory_mut(), counts)),
             root,
-        )?;
-        self.record(prepared);
-        Ok(())
+        ))
     }
 
     /// Records a [`scatter_v_into`](Communicator::scatter_v_into).
@@ -548,10 +507,7 @@ impl<'buffers> Group<'buffers, '_> {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        let prepared =
-            self.comm.prepare_scatter_v(source.map(|(source, counts)| (source.memory(), counts)), destination.memory_mut(), root)?;
-        self.record(prepared);
-        Ok(())
+        self.record(self.comm.prepare_scatter_v(source.map(|(source, counts)| (source.memory(), counts)), destination.memory_mut(), root))
     }
 
     /// Records an [`all_to_all_v_into`](Communicator::all_to_all_v_into).
@@ -570,8 +526,6 @@ impl<'buffers> Group<'buffers, '_> {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        let prepared = self.comm.prepare_all_to_all_v(source.memory(), send_counts, destination.memory_mut(), receive_counts)?;
-        self.record(prepared);
-        Ok(())
+        self.record(self.comm.prepare_all_to_all_v(source.memory(), send_counts, destination.memory_mut(), receive_counts))
     }
 }

@@ -208,9 +208,7 @@ impl<'buffers> Group<'buffers, '_> {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element>,
     {
-        let prepared = self.comm.prepare_gather_list(source, destinations, root)?;
-        self.record(prepared);
-        Ok(())
+        self.record(self.comm.prepare_gather_list(source, destinations, root))
     }
 
     /// Records a [`scatter_list`](Communicator::scatter_list).
@@ -223,9 +221,7 @@ impl<'buffers> Group<'buffers, '_> {
         S: Buffer,
         D: BufferMut<Element = S::Element> + ?Sized,
     {
-        let prepared = self.comm.prepare_scatter_list(sources, destination, root)?;
-        self.record(prepared);
-        Ok(())
+        self.record(self.comm.prepare_scatter_list(sources, destination, root))
     }
 
     /// Records an [`all_gather_list`](Communicator::all_gather_list).
@@ -238,9 +234,7 @@ impl<'buffers> Group<'buffers, '_> {
         S: Buffer + ?Sized,
         D: BufferMut<Element = S::Element>,
     {
-        let prepared = self.comm.prepare_all_gather_list(source, destinations)?;
-        self.record(prepared);
-        Ok(())
+        self.record(self.comm.prepare_all_gather_list(source, destinations))
     }
 
     /// Records an [`all_to_all_list`](Communicator::all_to_all_list).
@@ -253,9 +247,7 @@ impl<'buffers> Group<'buffers, '_> {
         S: Buffer,
         D: BufferMut<Element = S::Element>,
     {
-        let prepared = self.comm.prepare_all_to_all_list(sources, destinations)?;
-        self.record(prepared);
-        Ok(())
+        self.record(self.comm.prepare_all_to_all_list(sources, destinations))
     }
 }
 

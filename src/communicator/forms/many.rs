@@ -188,9 +188,7 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// `InvalidArgument` and `Unsupported`.
     pub fn all_reduce_many<B: BufferMut>(&mut self, buffers: &'buffers mut [B], op: impl Into<Reduction<B::Element>>) -> Result<()> {
-        let prepared = self.comm.prepare_all_reduce_many(buffers, &op.into())?;
-        self.record(prepared);
-        Ok(())
+        self.record(self.comm.prepare_all_reduce_many(buffers, &op.into()))
     }
 
     /// Records a [`broadcast_many`](Communicator::broadcast_many).
@@ -199,9 +197,7 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// `InvalidArgument`.
     pub fn broadcast_many<B: BufferMut>(&mut self, buffers: &'buffers mut [B], root: usize) -> Result<()> {
-        let prepared = self.comm.prepare_broadcast_many(buffers, root)?;
-        self.record(prepared);
-        Ok(())
+        self.record(self.comm.prepare_broadcast_many(buffers, root))
     }
 
     /// Records an [`all_gather_many_into`](Communicator::all_gather_many_into).
@@ -214,9 +210,7 @@ impl<'buffers> Group<'buffers, '_> {
         S: Buffer,
         D: BufferMut<Element = S::Element>,
     {
-        let prepared = self.comm.prepare_all_gather_many(sources, destinations)?;
-        self.record(prepared);
-        Ok(())
+        self.record(self.comm.prepare_all_gather_many(sources, destinations))
     }
 
     /// Records a [`reduce_scatter_many_into`](Communicator::reduce_scatter_many_into).
@@ -234,9 +228,7 @@ impl<'buffers> Group<'buffers, '_> {
         S: Buffer,
         D: BufferMut<Element = S::Element>,
     {
-        let prepared = self.comm.prepare_reduce_scatter_many(sources, destinations, &op.into())?;
-        self.record(prepared);
-        Ok(())
+        self.record(self.comm.prepare_reduce_scatter_many(sources, destinations, &op.into()))
     }
 }
 
