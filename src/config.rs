@@ -106,7 +106,7 @@ impl fmt::Display for Waiting {
 /// # What a rank costs
 ///
 /// The `n` ranks of a host share one region of memory. In it, each rank has six *slots*, through which it passes the
-/// data of collectives to the others. For each other rank, a rank has two *rings*: one for messages, and one for
+/// data of collectives to the others. For each other rank, a rank has two *queues*: one for messages, and one for
 /// collectives that involve other hosts too. The size of the region is `6 n · slot + 2 n² · (queue + 256 B)` plus at
 /// most `9 KiB · n + 8 KiB`:
 ///
