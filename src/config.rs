@@ -2,6 +2,7 @@
 
 #[cfg(feature = "cuda")]
 pub(crate) mod nccl;
+mod variable_names;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -24,7 +25,7 @@ pub enum Transport {
     /// Shared memory inside a host, TCP between hosts.
     #[default]
     Auto,
-    /// Shared memory only. Ranks on several hosts are refused.
+    /// Shared memory only. A job with ranks on several hosts is refused.
     Shm,
     /// TCP only, also inside a host.
     Tcp,
@@ -119,14 +120,14 @@ impl fmt::Display for Waiting {
 /// | up to 32 | 128 KiB | 16 KiB | 32 ranks: 57 MiB |
 /// | up to 1024 | 64 KiB | 4 KiB | 64 ranks: 59 MiB |
 ///
-/// This is address space. Memory is used only for the parts that are touched: about 4.5 KiB per rank at the start,
+/// This size is address space. Memory is used only for the parts that are touched: about 4.5 KiB per rank at the start,
 /// those parts of a rank's six slots that its calls fill, and the queues between ranks that send each other messages.
 ///
 /// Each rank of a job listens on one port, which does not answer before [`shrink`](crate::Communicator::shrink). Under
-/// `Tcp`, and between hosts, it listens on a second port. At the start it opens log₂ h connections for h hosts (under
-/// `Tcp`, log₂ n for n ranks). It opens others when they are first needed. Each communicator keeps the plans of its
-/// latest 32 shapes of calls over TCP, which take at most 1 MiB in total. The start costs the store about 22 requests
-/// per rank.
+/// `Tcp`, and between hosts, the rank also listens on a second port. At the start, it opens log₂ h connections if there
+/// are h hosts (under `Tcp`: log₂ n connections if there are n ranks). It opens other connections when they are first
+/// needed. Each communicator keeps the plans of its latest 32 shapes of calls over TCP, which take at most 1 MiB in
+/// total. The start costs the store about 22 requests per rank.
 ///
 /// ```
 /// # use collectives::{Communicator, Config, Transport};
@@ -161,13 +162,13 @@ pub struct Config {
     /// hosts. Costs bandwidth: each rank receives every other rank's share directly instead of partial results.
     /// Default: off. Variable: `COLLECTIVES_REPRODUCIBLE` (`0` or `1`).
     pub reproducible: bool,
-    /// The host identity: ranks with equal values share a host. Default: `None`, the boot id and the namespaces.
-    /// Variable: `COLLECTIVES_HOST_IDENTITY`.
+    /// The host identity: ranks with equal values share a host. Default: `None`, which means that the boot id and the
+    /// namespaces identify the host. Variable: `COLLECTIVES_HOST_IDENTITY`.
     pub host_identity: Option<String>,
     /// Algorithms for ranges of sizes, instead of the automatic choice. `"doubling:0-16K,ring:16K-".parse()?` reads
-    /// them from text. The cost table decides for sizes that no range covers. It also decides if a collective does not
-    /// have the algorithm or the op does not allow it. Shared memory inside a host has only one algorithm and is not
-    /// affected. Default: none. Variable: `COLLECTIVES_ALGORITHM`.
+    /// them from text. The automatic choice still applies to sizes that no range covers, to collectives that do not
+    /// have the algorithm, and to ops that do not allow it. Shared memory inside a host has only one algorithm and is
+    /// not affected. Default: none. Variable: `COLLECTIVES_ALGORITHM`.
     pub algorithms: AlgorithmRanges,
     /// The largest total size, in bytes, of the objects in one object collective, and of a single object that this rank
     /// receives as a message. Default: 256 MiB.
@@ -175,11 +176,11 @@ pub struct Config {
     /// Keeps the store at which the ranks met, for [`Communicator::store`](crate::Communicator::store). If rank 0
     /// serves the store, rank 0 needs a thread, a listener and the port for it as long as its communicators live. The
     /// other ranks need nothing until they use the store. All ranks must agree. Default: `false`; the store is closed
-    /// once every rank is there.
+    /// once every rank has joined.
     pub keep_store: bool,
-    /// The address on which this rank listens for peers of other hosts. Default: `None`, the address from which this
-    /// rank reaches rank 0's store. If that address is not known (for a store in a file, or your own store), this
-    /// rank listens on the loopback interface. Variable: `COLLECTIVES_LISTEN_ADDRESS`.
+    /// The address on which this rank listens for peers of other hosts. Default: `None`, which means the address from
+    /// which this rank reaches rank 0's store. If that address is not known (for a store in a file, or your own store),
+    /// this rank listens on the loopback interface. Variable: `COLLECTIVES_LISTEN_ADDRESS`.
     pub listen_address: Option<std::net::IpAddr>,
     /// The number of calls of each kind (collectives, messages, device calls) that the flight recorder keeps, rounded
     /// up to a power of two. 0 turns it off. Default: 1024. Variable: `COLLECTIVES_FLIGHT_RECORDER`.
@@ -197,11 +198,11 @@ pub struct Config {
     /// Variable: `COLLECTIVES_STALL_WARNING` (seconds, `0` for never).
     pub stall_warning: Duration,
     /// Receives the figures of every call when the call has ended; see [`observe`](crate::observe). Communicators made
-    /// from this one also report to this observer. Default: `None`.
+    /// from the one with this setting also report to this observer. Default: `None`.
     ///
     /// Costs each call 0.15 µs plus the observer's own time (2 virtual CPUs, AMD EPYC; `benches/record/overhead.md`).
     pub observer: Option<Arc<dyn Observer>>,
-    /// Keeps the times of the last 131,072 calls of this communicator and those made from it, for
+    /// Keeps the times of the last 131,072 calls of this communicator and of the communicators made from it, for
     /// [`write_trace`](crate::Communicator::write_trace). Default: off.
     ///
     /// Costs up to 30 MiB in total, and 0.2 µs for each call, which takes a lock and writes a record (2 virtual CPUs,
@@ -224,45 +225,50 @@ pub struct Config {
     /// real GPU has run it.
     #[cfg(feature = "cuda")]
     pub nccl: NcclConfig,
-    /// The NCCL library to load, which the program vouches for. Default: `None`, the one already in the process, else
-    /// `libnccl.so.2` as the loader finds it. The first communicator with a device decides for the whole process.
-    /// Variable: `COLLECTIVES_NCCL_LIBRARY` (a file).
+    /// The NCCL library to load, which the program vouches for. Default: `None`, which means the library that is
+    /// already loaded in the process or, if there is none, `libnccl.so.2` as the system's loader finds it. The first
+    /// communicator with a device determines the library for the whole process. Variable: `COLLECTIVES_NCCL_LIBRARY` (a
+    /// file).
     #[cfg(feature = "cuda")]
     pub nccl_library: Option<NcclLibrary>,
-    /// The maximum device memory, in bytes, that a communicator uses as scratch memory. Two kinds of calls need it: ops
-    /// that NCCL lacks, which are exchanged and reduced in chunks, and `all_to_all` in place. The communicator takes 8
-    /// MiB at the start. It takes the maximum at the first such call on more than about 16 MiB, because that call needs
-    /// more than 8 MiB of scratch memory. Make one call of that size before you capture calls of these two kinds into a
-    /// graph. With less memory, large calls take more and smaller steps. If ranks differ, all use the smallest maximum.
-    /// Default: 256 MiB. Tested on a simulated GPU only.
+    /// The maximum device memory, in bytes, that a communicator uses as scratch memory. Two kinds of calls need scratch
+    /// memory: reductions with an op that NCCL lacks, whose data is exchanged and reduced in chunks, and in-place
+    /// `all_to_all`. The communicator allocates 8 MiB at the start. It allocates the maximum at the first such call on
+    /// more than about 16 MiB, because that call needs more than 8 MiB of scratch memory. Make one call of that size
+    /// before you capture calls of these two kinds into a graph. With a lower maximum, large calls take more and
+    /// smaller steps. If the ranks have different maximums, all use the smallest. Default: 256 MiB. Tested on a
+    /// simulated GPU only.
     #[cfg(feature = "cuda")]
     pub device_scratch_bytes: usize,
-    /// The calls on device memory that are compared, over the host backend, before they are queued: collectives among
-    /// all ranks, messages between their two ends. Default: all. Variable: `COLLECTIVES_CHECK_DEVICE_CALLS` (`1`: all,
-    /// even if the program asks for fewer). All ranks must agree. No real GPU has run device calls.
+    /// Which calls on device memory the ranks compare, over the host backend, before they queue them. Collectives are
+    /// compared among all ranks, messages between their two ends. Default: all. Variable:
+    /// `COLLECTIVES_CHECK_DEVICE_CALLS` (`1`: all, even if the program asks for fewer). All ranks must agree. No real
+    /// GPU has run device calls.
     ///
-    /// NCCL compares nothing: on a mismatch it hangs, moves wrong bytes, or writes past the end of a buffer. With fewer
-    /// comparisons, you promise that ranks make the same calls: [`CheckDeviceCalls::unchecked_after`].
+    /// NCCL compares nothing: on a mismatch it hangs, moves wrong bytes, or writes past the end of a buffer. If you
+    /// have fewer calls compared, you promise that the ranks make the same calls:
+    /// [`CheckDeviceCalls::unchecked_after`].
     ///
     /// **What is compared.** The kind, op (a custom op by its name), element type, count, root, lists of counts, and
     /// the calls of a group. If they differ, ranks get a `Mismatch` at once, and the communicator stays usable.
     /// Messages, and groups of several communicators
-    /// ([`Communicator::group_across`](crate::Communicator::group_across)), have reached other ranks when a mismatch is
-    /// found, so a mismatch in these ends the communicators involved.
+    /// ([`Communicator::group_across`](crate::Communicator::group_across)), are an exception. Their calls have already
+    /// been announced to other ranks when a mismatch is found, so the mismatch ends the communicators involved.
     ///
     /// **Cost.** A compared collective returns only when every rank has made it, and costs as much as an
     /// `all_gather_into` of 40 B on the host. A receive returns only when its sender has made its call, and costs a
-    /// message of 24 B on the host. A send returns at once, unless many are ahead of their receives.
+    /// message of 24 B on the host. A send returns at once, unless many earlier sends are still waiting for their
+    /// receives.
     ///
-    /// **Order.** A device call takes its place among the communicator's collectives on host memory: all ranks must
-    /// make all these calls in the same order, and a device call waits as a host collective does. Suppose one rank
-    /// makes a device call and then sends a message, and another rank receives that message before it makes its own
-    /// device call. Then the two wait for each other. A thread that drives several ranks must make their collectives in
-    /// `group_across`.
+    /// **Order.** A communicator's device calls and its collectives on host memory have one common order. All ranks
+    /// must make these calls in that order, and a device call waits for the other ranks as a host collective does.
+    /// Suppose one rank makes a device call and then sends a message, and another rank receives that message before it
+    /// makes its own device call. Then the two wait for each other. A thread that drives several ranks must make their
+    /// collectives in `group_across`.
     ///
-    /// **Graphs.** A call that is captured into a graph is compared during the capture, which must be the same on every
-    /// rank. Launches of the graph are not compared: the program must make sure that all ranks launch the same graphs
-    /// in the same order.
+    /// **Graphs.** If one rank captures a call into a graph, all ranks must capture it. The calls are compared during
+    /// the capture. Launches of the graph are not compared: the program must make sure that all ranks launch the same
+    /// graphs in the same order.
     ///
     /// **Without a host backend.** The typed calls of an [`NcclCommunicator`](crate::nccl::NcclCommunicator) are
     /// compared over NCCL. This costs 64 B from each rank and a wait on the host. With these calls, both ends of a
@@ -307,7 +313,7 @@ impl Default for Config {
 impl Config {
     /// Fills in settings left at their default from the variables named above.
     pub(crate) fn with_environment(self) -> Result<Self> {
-        check_names(std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned()))?;
+        variable_names::check(std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned()))?;
         self.with_variables(&environment)
     }
 
@@ -382,73 +388,8 @@ impl Config {
         silence_timeout(&environment)
     }
 
-    /// The largest number of calls that a recorder may keep: 1 GiB of them.
+    /// The largest number of calls that a recorder may keep. They take 1 GiB.
     pub(crate) const MAX_FLIGHT_RECORDER_CALLS: usize = 1 << 24;
-}
-
-/// The prefix of all variables of this crate.
-const PREFIX: &str = "COLLECTIVES_";
-
-/// The variables that are read here, without [`PREFIX`]. Those for devices are included in every build.
-const KNOWN: [&str; 17] = [
-    "ALGORITHM",
-    "CHECK_DEVICE_CALLS",
-    "ENCRYPT",
-    "FLIGHT_RECORDER",
-    "FLIGHT_RECORDER_DIR",
-    "HOST_IDENTITY",
-    "LISTEN_ADDRESS",
-    "NCCL_LIBRARY",
-    "REPRODUCIBLE",
-    "SECRET",
-    "SECRET_FILE",
-    "SILENCE_TIMEOUT",
-    "STALL_WARNING",
-    "TIMEOUT",
-    "TRACE",
-    "TRANSPORT",
-    "WAITING",
-];
-
-/// Refuses an unknown variable whose name looks like a known one, because its setting would be ignored. Other names may
-/// belong to the program.
-fn check_names(names: impl Iterator<Item = String>) -> Result<()> {
-    for name in names {
-        let Some(rest) = name.strip_prefix(PREFIX).filter(|rest| !KNOWN.contains(rest)) else { continue };
-        if let Some(meant) = meant(rest) {
-            return Err(Error::config(name.clone(), format!("not known; did you mean {PREFIX}{meant}? Rename it, or unset it")));
-        }
-        crate::base::event::debug!("the variable {name} is not a setting of this crate");
-    }
-    Ok(())
-}
-
-/// Returns the known name that `name` resembles: one that differs by a letter or two, or one that `name` continues.
-fn meant(name: &str) -> Option<&'static str> {
-    let edits = |known: &&&str| (edits(name, known), known.len().abs_diff(name.len()));
-    let nearest = KNOWN.iter().min_by_key(edits).filter(|known| edits(known).0 <= if known.len() < 6 { 1 } else { 2 });
-    let longer = || {
-        KNOWN.iter().filter(|known| name.strip_prefix(**known).is_some_and(|rest| rest.starts_with('_'))).max_by_key(|known| known.len())
-    };
-    nearest.or_else(longer).copied()
-}
-
-/// Returns how many letters must be added, dropped, changed, or swapped with a neighbour to turn one text into the
-/// other.
-fn edits(one: &str, other: &str) -> usize {
-    let (one, other) = (one.as_bytes(), other.as_bytes());
-    let mut rows = vec![(0..=other.len()).collect::<Vec<usize>>()];
-    for (i, letter) in one.iter().enumerate() {
-        let mut row = vec![i + 1];
-        for (j, theirs) in other.iter().enumerate() {
-            let changed = rows[i][j] + usize::from(letter != theirs);
-            let swaps = i > 0 && j > 0 && one[i - 1] == *theirs && *letter == other[j - 1];
-            let swapped = if swaps { rows[i - 1][j - 1] + 1 } else { usize::MAX };
-            row.push(changed.min(rows[i][j + 1] + 1).min(row[j] + 1).min(swapped));
-        }
-        rows.push(row);
-    }
-    rows[one.len()][other.len()]
 }
 
 /// The variable that turns encryption on.
@@ -609,6 +550,7 @@ pub(crate) fn environment(name: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use super::variable_names::{KNOWN, PREFIX};
     use super::*;
     use crate::call::algorithm::Algorithm;
 
@@ -721,7 +663,7 @@ mod tests {
 
     #[test]
     fn a_variable_that_looks_like_one_of_ours_is_refused_and_the_right_one_named() {
-        let check = |rest: &str| check_names([format!("{PREFIX}{rest}"), "PATH".to_owned()].into_iter());
+        let check = |rest: &str| variable_names::check([format!("{PREFIX}{rest}"), "PATH".to_owned()].into_iter());
         for (slip, meant) in [
             ("TIMOUT", "TIMEOUT"),
             ("TIEMOUT", "TIMEOUT"),
@@ -737,7 +679,7 @@ mod tests {
             check(own).unwrap();
         }
         KNOWN.iter().for_each(|known| check(known).unwrap());
-        check_names(["TIMOUT".to_owned()].into_iter()).unwrap();
+        variable_names::check(["TIMOUT".to_owned()].into_iter()).unwrap();
     }
 
     #[test]

@@ -38,9 +38,9 @@
 //!   [`Buffer`]: slices, vectors, arrays, single elements, of any [`Element`] or plain [`Data`].
 //! - Calls started with `start_*` are *background calls*: they return at once, and give their buffers back through a
 //!   [`Work`].
-//! - With a GPU attached (`Builder::device`), the same methods take device buffers, including cudarc's slices. They are
-//!   queued on a stream (`Communicator::with_stream` names one) and use NCCL and this crate's own kernels. [`nccl`] has
-//!   the device interface alone; [`interop`] is for using memory of other crates.
+//! - With a GPU attached (`Builder::device`), the same methods take device buffers, including cudarc's slices. These
+//!   calls are queued on a stream (`Communicator::with_stream` chooses one) and use NCCL and this crate's own kernels.
+//!   [`nccl`] is the device interface without the host backend. [`interop`] lets calls use memory of other crates.
 //! - [`store`] has the stores and their trait. [`flight`] has the records of the last calls.
 //! - All errors have one type, [`Error`], which gives the operation, the peers involved, and the time the operation
 //!   took.

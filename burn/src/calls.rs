@@ -6,7 +6,7 @@ use collectives::{Communicator, ReduceOp};
 use crate::data::{Both, InPlace, ToOther, change, compute};
 use crate::error::{Error, Result};
 
-/// A call in place.
+/// A call that writes its result to the tensor itself.
 enum Change<'a> {
     AllReduce(&'a Communicator, ReduceOp),
     Broadcast(&'a Communicator, usize),

@@ -48,8 +48,9 @@ impl std::fmt::Debug for DataParallel {
 }
 
 impl DataParallel {
-    /// Gives all ranks rank 0's parameters and creates the buckets, which take as much host memory as the gradients.
-    /// Values without a gradient (a frozen parameter, a running mean) are sent too, but not averaged later. Collective.
+    /// Copies rank 0's parameters to all ranks and creates the buckets, which take as much host memory as the
+    /// gradients. Values without a gradient (a frozen parameter, a running mean) are sent too, but not averaged later.
+    /// Collective.
     ///
     /// # Errors
     ///

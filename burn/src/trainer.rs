@@ -10,7 +10,7 @@ use crate::calls::all_reduce;
 use crate::data_parallel::DataParallel;
 use crate::error::{Error, Result};
 
-/// Trains a module, with a share of every batch on each rank. If all shares have equally many samples, and losses are
+/// Trains a module; each rank processes a share of every batch. If all shares have equally many samples, and losses are
 /// means over samples, the result equals that of one process with the whole batch, except for rounding.
 ///
 /// ```
@@ -74,7 +74,7 @@ impl Trainer {
     /// # Errors
     ///
     /// The loss is not `f32`, `f64`, `f16` or `bf16`; the errors of [`DataParallel::average`]. An error consumes the
-    /// module: to continue after one, keep a clone.
+    /// module: to continue after an error, keep a clone of the module.
     pub fn step<M: Module>(&mut self, learning_rate: f64, module: M, loss: Tensor<1>) -> Result<(M, f64)> {
         if !loss.is_tracked() {
             return Err(Error::shape("Trainer::step", "the loss has no backward pass: create the module on `Device::autodiff`"));

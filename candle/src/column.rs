@@ -26,12 +26,12 @@ pub struct ColumnParallelLinear {
 }
 
 impl ColumnParallelLinear {
-    /// Creates the layer from this rank's weight, `[outputs / ranks, inputs]`, and bias, `[outputs / ranks]`. They may
-    /// be variables.
+    /// Creates the layer from this rank's weight, `[outputs / ranks, inputs]`, and bias, `[outputs / ranks]`. Weight
+    /// and bias may be variables.
     ///
     /// # Errors
     ///
-    /// The weight is not a matrix, or the bias has another length.
+    /// The weight is not a matrix, or the bias has the wrong length.
     pub fn new(comm: &Communicator, weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
         let (outputs, _) = weight.dims2()?;
         bias.iter().try_for_each(|bias| expect("the bias", bias, &[outputs]))?;
@@ -48,8 +48,8 @@ impl ColumnParallelLinear {
         Self::new(comm, part_of(comm, "outputs", whole.weight(), 0)?, bias)
     }
 
-    /// Reads this rank's part of `weight`, and of `bias` if `bias` is true, from files of whole tensors. Reads only
-    /// this part.
+    /// Reads this rank's part of `weight`, and of `bias` if `bias` is true, from files that contain the whole tensors.
+    /// Reads only this part.
     ///
     /// # Errors
     ///
@@ -105,7 +105,8 @@ impl ColumnParallelLinear {
     }
 
     /// Reads this rank's heads of the queries, keys and values of an attention layer into one matrix. `names` gives the
-    /// names of the three in the files; [`forward_parts`](Self::forward_parts) returns them separately.
+    /// names of queries, keys and values in the files. [`forward_parts`](Self::forward_parts) returns their outputs
+    /// separately.
     ///
     /// Keys and values may have fewer heads than queries, and fewer than there are ranks. Several ranks then have the
     /// same head, which all their queries use. [`AttentionHeads::of_rank`] returns how many heads a rank has.

@@ -1,5 +1,5 @@
-//! The GPU memory of candle's tensors as buffers of collectives. cudarc's events order the work on candle's stream and
-//! on the communicator's.
+//! The GPU memory of candle's tensors as buffers of collectives. cudarc's events order the work on candle's stream
+//! relative to the work on the communicator's stream.
 
 use candle_core::cuda_backend::{CudaStorageSlice as S, WrapErr};
 use candle_core::{CpuStorage, CudaStorage, InplaceOp1, Layout, Result};

@@ -1,4 +1,4 @@
-//! The mean of candle's gradients over the ranks.
+//! Averages candle's gradients over the ranks.
 
 use candle_core::backprop::GradStore;
 use candle_core::{CpuStorage, DType, Result, Storage, Tensor, Var, WithDType};
@@ -37,8 +37,8 @@ pub struct DataParallel {
 }
 
 impl DataParallel {
-    /// Gives all ranks rank 0's variables and creates the buckets, which take as much memory as the gradients.
-    /// Collective.
+    /// Copies the values of rank 0's variables to all ranks, and creates the buckets, which take as much memory as the
+    /// gradients. Collective.
     ///
     /// Variables must be contiguous, of `f32`, `f64`, `f16` or `bf16`, and either all in host memory or all on the
     /// communicator's device.

@@ -22,8 +22,8 @@ pub struct VocabParallelEmbedding {
 }
 
 impl VocabParallelEmbedding {
-    /// Creates the embedding from this rank's rows, `[vocabulary / ranks, width]`, equally many on every rank. They may
-    /// be a variable.
+    /// Creates the embedding from this rank's rows, `[vocabulary / ranks, width]`. Every rank has equally many rows.
+    /// The weight may be a variable.
     ///
     /// # Errors
     ///
@@ -33,7 +33,7 @@ impl VocabParallelEmbedding {
         Ok(Self { comm: comm.clone(), weight, sequence: None })
     }
 
-    /// Creates the embedding from this rank's part of a whole one, `[vocabulary, width]`.
+    /// Creates the embedding from this rank's part of a whole embedding, `[vocabulary, width]`.
     ///
     /// # Errors
     ///
@@ -42,7 +42,7 @@ impl VocabParallelEmbedding {
         Self::new(comm, part_of(comm, "rows", whole, 0)?)
     }
 
-    /// Reads this rank's part of `weight` from files of whole tensors.
+    /// Reads this rank's part of `weight` from files that contain the whole tensors.
     ///
     /// # Errors
     ///

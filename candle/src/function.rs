@@ -129,8 +129,9 @@ impl CustomOp1 for Function {
     }
 }
 
-/// Reduces a tensor over all ranks into a new one. With `Sum` and `Avg` it is differentiable: the backward pass makes
-/// the same call on the gradient. It thus computes the gradient of the sum of all ranks' losses.
+/// Reduces a tensor over all ranks, and returns the result as a new tensor. With `Sum` and `Avg` the call is
+/// differentiable: the backward pass makes the same call on the gradient, and thus computes the gradient of the sum of
+/// all ranks' losses.
 ///
 /// # Errors
 ///
@@ -150,8 +151,8 @@ pub fn broadcast(comm: &Communicator, tensor: &Tensor, root: usize) -> Result<Te
     Function { comm: comm.clone(), forward: Step::Broadcast(root), backward: Some(Step::SumTo(root)) }.apply(tensor, 0)
 }
 
-/// Concatenates all ranks' tensors along a dimension, in rank order: `[.., d, ..]` becomes `[.., d × ranks, ..]`. Its
-/// gradient is a [`reduce_scatter`].
+/// Concatenates all ranks' tensors along a dimension, in rank order: `[.., d, ..]` becomes `[.., d × ranks, ..]`. The
+/// backward pass computes the gradient with a [`reduce_scatter`].
 ///
 /// Along a dimension other than the first, tensors are copied before and after the call.
 ///
@@ -163,8 +164,8 @@ pub fn all_gather(comm: &Communicator, tensor: &Tensor, dimension: usize) -> Res
 }
 
 /// Reduces all ranks' tensors and returns this rank's part along a dimension: `[.., d, ..]` becomes `[.., d / ranks,
-/// ..]`. With `Sum` and `Avg` it is differentiable: the backward pass makes an [`all_gather`] of the gradient, divided
-/// by the number of ranks for `Avg`.
+/// ..]`. With `Sum` and `Avg` the call is differentiable: the backward pass makes an [`all_gather`] of the gradient;
+/// for `Avg`, the gradient is also divided by the number of ranks.
 ///
 /// # Errors
 ///
@@ -176,7 +177,7 @@ pub fn reduce_scatter(comm: &Communicator, tensor: &Tensor, dimension: usize, op
 }
 
 /// Sends the n-th part along a dimension to rank n, and returns the parts that all ranks sent to this one, in rank
-/// order. Its gradient is another all-to-all.
+/// order. The backward pass computes the gradient with another all-to-all.
 ///
 /// # Errors
 ///

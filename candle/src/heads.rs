@@ -1,11 +1,11 @@
-//! The numbers of heads of an attention layer, in a model and on a rank.
+//! How many heads an attention layer has, in the whole model and on one rank.
 
 use candle_core::Result;
 use candle_nn::var_builder::Shard;
 use collectives::Communicator;
 
 /// The numbers of heads of an attention layer, and their width. Keys and values may have fewer heads than queries. Each
-/// of their heads is then shared by equally many consecutive query heads.
+/// head of the keys and values is then shared by the same number of consecutive query heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttentionHeads {
     /// Heads of the queries.
@@ -17,9 +17,9 @@ pub struct AttentionHeads {
 }
 
 impl AttentionHeads {
-    /// Returns the heads of each rank: an equal share of the query heads, and the heads of keys and values that these
-    /// query heads use. If there are fewer heads of keys and values than ranks, each rank has one, and several ranks
-    /// have the same one.
+    /// Returns how many heads each rank has: an equal share of the query heads, and the heads of keys and values that
+    /// these query heads use. If there are fewer heads of keys and values than ranks, each rank has one head of each,
+    /// and several ranks have the same heads.
     ///
     /// ```
     /// use collectives::Communicator;

@@ -5,7 +5,7 @@ use collectives::{BufferMut, Communicator, Element, ReduceOp};
 
 use crate::memory::{Change, change, extent};
 
-/// A call on a tensor in place.
+/// A call that writes its result to the tensor itself.
 struct InPlace<'a> {
     comm: &'a Communicator,
     call: Call,
@@ -63,8 +63,8 @@ pub fn all_reduce_in_place(comm: &Communicator, tensor: &Tensor, op: ReduceOp) -
     tensor.inplace_op1(&InPlace { comm, call: Call::AllReduce(op) })
 }
 
-/// Gives a contiguous tensor the root's values, in its own memory: for weights at the start of training, for example.
-/// No gradient flows through this.
+/// Overwrites a contiguous tensor with the root's values: for example the weights, at the start of training. No
+/// gradient flows through this.
 ///
 /// # Errors
 ///

@@ -1,8 +1,8 @@
 //! Collectives on candle's tensors, in host or GPU memory, and layers that are split over ranks.
 //!
 //! - [`all_reduce`], [`all_gather`], [`reduce_scatter`], [`broadcast`] and [`all_to_all`] return a new tensor and are
-//!   differentiable: the gradient of an all-gather is a reduce-scatter, and so on. Each has a variant such as
-//!   [`all_reduce_in_place`] that writes to the tensor itself.
+//!   differentiable: the gradient of an all-gather is computed by a reduce-scatter, and so on. Each has a variant that
+//!   writes to the tensor itself, such as [`all_reduce_in_place`].
 //! - [`copy_to_ranks`], [`reduce_from_ranks`], [`gather_from_ranks`] and [`scatter_to_ranks`] begin and end a part of a
 //!   model that is split over ranks, as in Megatron. Outside this part every rank computes the same.
 //! - [`ColumnParallelLinear`], [`RowParallelLinear`], [`VocabParallelEmbedding`] and [`vocab_parallel_cross_entropy`]
@@ -30,7 +30,8 @@
 //! ```
 //!
 //! All ranks must make the same calls, with the same types and shapes, in the same order. This includes backward
-//! passes, which make calls too. If calls differ, all ranks get an error that names both calls, wrapped in candle's.
+//! passes, which make calls too. If calls differ, all ranks get an error that names both calls, wrapped in an error of
+//! candle.
 //!
 //! All types that candle computes with are supported: `u8`, `u32`, `i16`, `i32`, `i64`, `bf16`, `f16`, `f32`, `f64` and
 //! `F8E4M3`. A tensor that is not contiguous is copied first.
@@ -64,8 +65,9 @@ pub use loss::vocab_parallel_cross_entropy;
 pub use regions::{copy_to_ranks, gather_from_ranks, reduce_from_ranks, scatter_to_ranks};
 pub use row::RowParallelLinear;
 
-/// Returns the device for this rank's tensors: the communicator's GPU if it has one, or the CPU if it has none. On the
-/// GPU, tensors have their own stream. cudarc orders the work on that stream and on the communicator's.
+/// Returns the device for this rank's tensors: the communicator's GPU if it has one, or the CPU if it has none. On a
+/// GPU, tensors have a stream of their own. cudarc orders the work on that stream relative to the work on the
+/// communicator's stream.
 ///
 /// # Errors
 ///
@@ -80,7 +82,7 @@ pub fn device_of(comm: &Communicator) -> Result<Device> {
     Ok(Device::Cpu)
 }
 
-/// Wraps an error of a collective in candle's.
+/// Wraps an error of a collective in an error of candle.
 fn failed(error: collectives::Error) -> candle_core::Error {
     candle_core::Error::wrap(error)
 }

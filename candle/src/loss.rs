@@ -10,8 +10,8 @@ use crate::regions::reduce_from_ranks;
 /// Returns the mean cross-entropy of logits whose last dimension is split over the ranks, `[rows, vocabulary / ranks]`.
 /// The targets, `[rows]`, are the same on every rank, and so is the loss. No rank ever holds a whole row of logits.
 ///
-/// Logits may be `-inf`, as for padding. For `f16` and `bf16`, in which sums over a vocabulary would stop growing, an
-/// `f32` copy is made and the loss is `f32`; the gradient has the type of the logits.
+/// Logits may be `-inf`, as for padding. Sums over a vocabulary would stop growing in `f16` and `bf16`. So for these
+/// types an `f32` copy is made and the loss is `f32`; the gradient has the type of the logits.
 ///
 /// # Cost
 ///

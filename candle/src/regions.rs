@@ -11,8 +11,8 @@ fn region(comm: &Communicator, tensor: &Tensor, dimension: usize, forward: Step,
     Function { comm: comm.clone(), forward, backward: Some(backward) }.apply(tensor, dimension)
 }
 
-/// Begins a split part with the whole tensor on every rank. The forward pass makes no collective call, and copies the
-/// tensor only if there will be a gradient. The backward pass sums the gradients.
+/// Begins a split part of a model, whose input is the whole tensor on every rank. The forward pass makes no collective
+/// call, and copies the tensor only if there will be a gradient. The backward pass sums the gradients over the ranks.
 ///
 /// # Errors
 ///
@@ -24,7 +24,8 @@ pub fn copy_to_ranks(comm: &Communicator, tensor: &Tensor) -> Result<Tensor> {
     region(comm, tensor, 0, Step::Identity, Step::AllReduce(ReduceOp::Sum))
 }
 
-/// Ends a split part with the sum of the ranks' tensors. The backward pass leaves the gradient unchanged.
+/// Ends a split part of a model, and returns the sum of the ranks' tensors. The backward pass leaves the gradient
+/// unchanged.
 ///
 /// # Errors
 ///
@@ -33,8 +34,8 @@ pub fn reduce_from_ranks(comm: &Communicator, tensor: &Tensor) -> Result<Tensor>
     region(comm, tensor, 0, Step::AllReduce(ReduceOp::Sum), Step::Identity)
 }
 
-/// Ends a split part with the ranks' tensors concatenated along a dimension. In the backward pass, each rank takes its
-/// part of the gradient.
+/// Ends a split part of a model, and returns the ranks' tensors, concatenated along a dimension. In the backward pass,
+/// each rank takes its part of the gradient.
 ///
 /// # Errors
 ///
@@ -43,7 +44,8 @@ pub fn gather_from_ranks(comm: &Communicator, tensor: &Tensor, dimension: usize)
     region(comm, tensor, dimension, Step::AllGather, Step::Part)
 }
 
-/// Begins a split part with this rank's part of a tensor along a dimension. The backward pass gathers the gradients.
+/// Begins a split part of a model, and returns this rank's part of a tensor along a dimension. The backward pass
+/// gathers the gradients.
 ///
 /// # Errors
 ///

@@ -21,11 +21,11 @@ pub struct RowParallelLinear {
 
 impl RowParallelLinear {
     /// Creates the layer from this rank's weight, `[outputs, inputs / ranks]`, and the whole bias, `[outputs]`, the
-    /// same on every rank. They may be variables.
+    /// same on every rank. Weight and bias may be variables.
     ///
     /// # Errors
     ///
-    /// The weight is not a matrix, or the bias has another length.
+    /// The weight is not a matrix, or the bias has the wrong length.
     pub fn new(comm: &Communicator, weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
         let (outputs, _) = weight.dims2()?;
         bias.iter().try_for_each(|bias| expect("the bias", bias, &[outputs]))?;
@@ -41,7 +41,8 @@ impl RowParallelLinear {
         Self::new(comm, part_of(comm, "inputs", whole.weight(), 1)?, whole.bias().cloned())
     }
 
-    /// Reads this rank's part of `weight`, and all of `bias` if `bias` is true, from files of whole tensors.
+    /// Reads this rank's part of `weight`, and all of `bias` if `bias` is true, from files that contain the whole
+    /// tensors.
     ///
     /// # Errors
     ///

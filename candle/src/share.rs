@@ -1,8 +1,8 @@
 //! The parts of weights that a rank has, for inference and for training.
 //!
-//! A column-parallel layer has a share of the outputs, a row-parallel layer a share of the inputs. If a row-parallel
-//! layer follows a column-parallel layer, the two layers need one all-reduce in the forward pass, after the second
-//! layer. They need another all-reduce in the backward pass, for the gradient of the first layer's input.
+//! A column-parallel layer has a share of the outputs; a row-parallel layer has a share of the inputs. If a
+//! row-parallel layer follows a column-parallel layer, the two layers need one all-reduce in the forward pass, after
+//! the second layer. They need another all-reduce in the backward pass, for the gradient of the first layer's input.
 
 use candle_core::{Result, Tensor};
 use candle_nn::var_builder::Shard;

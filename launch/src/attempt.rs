@@ -92,7 +92,10 @@ pub(super) fn run(name: &str, job: &Job, store: &Store, secret: Option<&Secret>)
     said.iter().for_each(|said| say(name, said));
     let guardian = Guardian::start().inspect_err(|error| {
         let why = limits::explained(error);
-        say(name, &format!("cannot start the process that watches {name}: {why}; if {name} is killed, programs of ranks may keep running"));
+        say(
+            name,
+            &format!("cannot start the process that watches {name}: {why}; if {name} is killed, the ranks' programs may keep running"),
+        );
     });
     let hosts = (job.nodes > 1).then(|| Hosts {
         name: name.to_owned(),

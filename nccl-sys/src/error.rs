@@ -5,7 +5,7 @@ use std::fmt;
 
 use crate::{Version, ncclResult_t};
 
-/// No NCCL could be opened. Lists every file that was tried, and the reason why it was not used.
+/// No NCCL could be opened. Lists every file that was tried, with the reason why that file was not used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadError {
     pub(crate) attempts: Vec<Attempt>,

@@ -82,7 +82,8 @@ pub const FUNCTIONS: &[(&str, Version)] = &[
     ("ncclSetEncryption", Version::new(2, 32, 3)),
 ];
 
-/// Returns the first public release whose `nccl.h` declares `function`; `None` if no release known here does.
+/// Returns the first public release whose `nccl.h` declares `function`; `None` if no release that this crate knows
+/// declares it.
 pub const fn first_version(function: &str) -> Option<Version> {
     let mut index = 0;
     while index < FUNCTIONS.len() {

@@ -25,8 +25,8 @@
 //!
 //! Types, constants and signatures are those of the newest `nccl.h` known here, [`NCCL_VERSION_CODE`]. NCCL's structs
 //! only grow, and contain their size and version, so older libraries also accept them. C's enums are integers with
-//! names: a newer library may return values for which this crate has no name. Streams and events are opaque pointers,
-//! to which those of any CUDA crate can be cast.
+//! names: a newer library may return values for which this crate has no name. Streams and events are opaque pointers:
+//! the streams and events of any CUDA crate can be cast to them.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("nccl-sys supports only Linux, as NCCL does");

@@ -25,7 +25,7 @@ const RTLD_NOLOAD: c_int = 4;
 /// is unloaded.
 static OPEN: Mutex<Vec<&Library>> = Mutex::new(Vec::new());
 
-/// An NCCL in this process. Its methods with NCCL's names are NCCL's functions.
+/// An NCCL library that is loaded in this process. The methods that have NCCL's names call NCCL's functions.
 ///
 /// A call costs one atomic load more than the same call from C. The first call of each function also searches for its
 /// name.
@@ -67,13 +67,15 @@ impl Library {
         found.map(|library| keep(library, &mut open)).ok_or(LoadError { attempts })
     }
 
-    /// Opens only this file, or returns its library if it is already open. Several files may be open at the same time.
+    /// Opens this file and no other, or returns its library if the file is already open. Several files may be open at
+    /// the same time.
     ///
     /// # Errors
     /// [`LoadError`] if the file cannot be opened, or if its `ncclGetVersion` is missing or fails.
     ///
     /// # Safety
-    /// The file is an NCCL: its initialisers run when it is opened, and its functions are called by NCCL's signatures.
+    /// The file is an NCCL library: its initialisers run when it is opened, and its functions are called with NCCL's
+    /// signatures.
     pub unsafe fn open_file(file: &Path) -> Result<&'static Self, LoadError> {
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         let mut attempts = Vec::new();
@@ -92,8 +94,8 @@ impl Library {
         self.path.clone()
     }
 
-    /// Whether the loaded library has the function of this name, including names unknown to this crate. Searches each
-    /// time.
+    /// Whether the loaded library has the function of this name, including names unknown to this crate. Every call
+    /// searches the library.
     pub fn has(&self, function: &str) -> bool {
         find(&self.opened, function).is_some()
     }

@@ -5,8 +5,8 @@ use std::fmt;
 
 /// A version of NCCL, such as 2.28.9. Later versions compare as greater.
 ///
-/// NCCL packs a version into one integer, [`code`](Self::code): up to 2.8 in the form 2804 for 2.8.4, and later in the
-/// form 20906 for 2.9.6.
+/// NCCL packs a version into one integer, [`code`](Self::code). Releases up to 2.8 use the form 2804 for 2.8.4; later
+/// releases use the form 20906 for 2.9.6.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version(c_int);
 
@@ -18,8 +18,8 @@ impl Version {
         Self(if old { major * 1000 } else { major * 10000 } + minor * 100 + patch)
     }
 
-    /// Creates a version from its number in the form of `ncclGetVersion` and
-    /// [`NCCL_VERSION_CODE`](crate::NCCL_VERSION_CODE).
+    /// Creates a version from NCCL's single number, as in [`NCCL_VERSION_CODE`](crate::NCCL_VERSION_CODE) and the
+    /// result of `ncclGetVersion`.
     pub const fn from_code(code: c_int) -> Self {
         Self(code)
     }
@@ -29,17 +29,17 @@ impl Version {
         self.0
     }
 
-    /// Returns the first number.
+    /// Returns the major version: the first number.
     pub const fn major(self) -> c_int {
         if self.0 < 10000 { self.0 / 1000 } else { self.0 / 10000 }
     }
 
-    /// Returns the second number.
+    /// Returns the minor version: the second number.
     pub const fn minor(self) -> c_int {
         if self.0 < 10000 { self.0 / 100 % 10 } else { self.0 / 100 % 100 }
     }
 
-    /// Returns the third number.
+    /// Returns the patch: the third number.
     pub const fn patch(self) -> c_int {
         self.0 % 100
     }

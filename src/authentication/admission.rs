@@ -1,5 +1,5 @@
-//! Limits how many connections may exist that have not completed their proof, and for how long, and chooses which are
-//! dropped for new ones.
+//! Limits the number and the age of connections that have not completed their proof, and chooses which of them are
+//! dropped to make room for new ones.
 //!
 //! All listeners share this policy: a store's server, a rank's listener, and the server that passes on shared memory.
 //! No sockets and no clock: the caller supplies the time and the function that accepts.
@@ -68,7 +68,7 @@ impl<C> Admission<C> {
         };
     }
 
-    /// Whether accepting is paused: the caller must not poll the listener then.
+    /// Whether accepting is paused. While it is, the caller must not poll the listener.
     pub(crate) fn is_resting(&self) -> bool {
         self.resting.is_some()
     }
@@ -83,8 +83,8 @@ impl<C> Admission<C> {
         self.resting.is_some_and(|until| now < until)
     }
 
-    /// If all slots are taken, removes the oldest connections that have exceeded the grace period. They may connect
-    /// again.
+    /// If all slots are taken, removes the oldest connections that have exceeded the grace period. Their peers may
+    /// connect again.
     pub(crate) fn make_room(&mut self, now: Instant) -> Vec<C> {
         if self.unproven.len() < self.limits.most || self.rests_at(now) {
             return Vec::new();

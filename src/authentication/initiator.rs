@@ -1,4 +1,4 @@
-//! The end that connects.
+//! The initiator: the end that connects, and the first of the two to prove that it knows the secret.
 
 use std::{fmt, io};
 

@@ -31,9 +31,9 @@
 //! # Encryption
 //!
 //! If the job encrypts ([`Secret::encrypting`]), the Noise handshake replaces the HMACs, with a key derived from the
-//! secret. It proves the same and gives both ends keys, so a connection uses one mechanism and not two. The messages
-//! stay the same, and so do the rules for unproven connections and the reasons for refusal. Public keys take the
-//! place of the nonces, with a tag after them:
+//! secret. The handshake proves the same, and also gives both ends keys. So a connection uses only one of the two
+//! mechanisms. The messages stay the same, and so do the rules for unproven connections and the reasons for refusal.
+//! Public keys take the place of the nonces, with a tag after them:
 //!
 //! ```text
 //! initiator  opening    "colprove", version, purpose, context length, 1, public key (32), context, its tag (16)   60 B + context
@@ -46,9 +46,9 @@
 //! third message shows that the first was not a recording. All bytes after the handshake are [`record`]s, in both
 //! directions.
 //!
-//! Each end knows from its own settings which of the two mechanisms it requires. It refuses the other with a separate
-//! reason: there is no fallback. As with HMACs, an unproven connection sees nothing that was computed with the
-//! secret, because the responder checks the first tag before it answers.
+//! Each end knows from its own settings which of the two mechanisms it requires. It refuses the other mechanism with a
+//! reason of its own: there is no fallback. As with HMACs, an unproven connection sees nothing that was computed with
+//! the secret, because the responder checks the first tag before it answers.
 //!
 //! [`admission`] limits how many connections may exist without a proof, and for how long.
 
@@ -111,8 +111,8 @@ pub(crate) enum Purpose {
 }
 
 impl Purpose {
-    /// Whether connections for this purpose are encrypted. Those inside a host are not: the system protects them from
-    /// others.
+    /// Whether connections for this purpose are encrypted. Connections inside a host are not encrypted: the system
+    /// protects them from others.
     fn encrypts(self, secret: &Secret) -> bool {
         secret.encrypts() && self != Self::Memory
     }

@@ -79,7 +79,7 @@ fn builder<'a>(key: &'a Word, prologue: &'a [u8]) -> Result<Builder<'a>, snow::E
     Builder::with_resolver(PATTERN.parse()?, Box::new(Primitives)).psk(0, key)?.prologue(prologue)
 }
 
-/// The keys of a connection. One end seals records, and the other opens them, in order and once.
+/// The keys of a connection. One end seals messages, and the other end opens them in the same order, each of them once.
 pub(crate) struct Cipher {
     state: TransportState,
     /// A message could not be opened, so later ones are not opened either.
@@ -175,7 +175,7 @@ impl types::Dh for OneExchange {
         PUBLIC_BYTES
     }
 
-    /// Does nothing: it is for permanent keys, and NN has none.
+    /// Does nothing: this function sets a permanent key, and NN has none.
     fn set(&mut self, _: &[u8]) {}
 
     fn generate(&mut self, _: &mut dyn types::Random) -> Result<(), snow::Error> {

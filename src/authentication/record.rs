@@ -1,5 +1,5 @@
-//! The records of an encrypted stream: each is two bytes with the length of a message, and that message of the
-//! [`Cipher`]. Bytes in, bytes out.
+//! The records of an encrypted stream: each consists of the length of a message, in two bytes, and the message, as the
+//! [`Cipher`] sealed it. Bytes in, bytes out.
 //!
 //! The length is not encrypted and needs no protection: a message of a different length does not decrypt. An empty
 //! record is never sent, and is refused.

@@ -1,4 +1,4 @@
-//! The end that accepts.
+//! The responder: the end that accepts a connection, and proves that it knows the secret only after the other end has.
 
 use std::fmt;
 

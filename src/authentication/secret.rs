@@ -54,7 +54,7 @@ impl Secret {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] for fewer than 16 bytes and for more than 1024.
+    /// [`Error::Config`] if there are fewer than 16 or more than 1024 bytes.
     pub fn new(bytes: impl Into<Vec<u8>>) -> Result<Self> {
         let bytes = Zeroizing::new(bytes.into());
         if !(FEWEST..=MOST).contains(&bytes.len()) {
@@ -109,9 +109,9 @@ impl Secret {
         })
     }
 
-    /// Returns the same secret with encryption: connections over TCP are then encrypted by the Noise protocol. Bytes
-    /// on the network cannot be read, and changed, dropped, repeated or added bytes are detected. Both ends must
-    /// encrypt: if only one does, they refuse each other.
+    /// Returns this secret with encryption switched on: with it, connections over TCP are encrypted by the Noise
+    /// protocol. Bytes on the network cannot be read, and changed, dropped, repeated or added bytes are detected. Both
+    /// ends must encrypt: if only one does, they refuse each other.
     ///
     /// [`Config::encrypt`](crate::Config::encrypt) does this for a job. Call this method for your own stores:
     /// [`TcpStoreServer::bind_with_secret`](crate::store::TcpStoreServer::bind_with_secret) and

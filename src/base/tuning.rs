@@ -2,7 +2,8 @@
 //! crate.
 //!
 //! Each constant can change without changing the meaning of a call. "Agreed" marks constants that must be the same on
-//! every rank. Limits of protocols and formats are defined together with these.
+//! every rank. Limits of a protocol or a format are not in this file, but in the file that defines the protocol or
+//! format.
 
 /// Barriers (`communicator/forms/barrier.rs`).
 pub(crate) mod barrier {

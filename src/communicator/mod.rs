@@ -1,7 +1,8 @@
 //! The public API: checks every argument once, then passes a job to the backend that holds the buffer.
 //!
 //! `handle/` defines the type. It uses only the modules below it: `work/` (calls in the background), `progress/`
-//! (messages) and `recovery.rs`. The other files add methods to the type; none of these modules uses them.
+//! (messages) and `recovery.rs`. The other files add methods to the type. The modules named here do not use those
+//! files.
 //!
 //! # How a call runs
 //!
@@ -27,8 +28,8 @@
 //!   `host/net/`).
 //! - **hierarchical**: the ranks of a host agree and reduce in shared memory, the hosts exchange, then each host shares
 //!   the result. In an all-reduce, each local rank exchanges a share; in other collectives, one rank per host does the
-//!   exchange. Collectives that gain nothing from this run as one plan over all links (rings in shared memory as well
-//!   as TCP), after the ranks of each host have agreed.
+//!   exchange. Collectives that gain nothing from this division run as one plan over all links (rings in shared memory
+//!   as well as TCP), after the ranks of each host have agreed.
 
 #[cfg(feature = "cuda")]
 mod device;

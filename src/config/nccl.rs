@@ -53,7 +53,7 @@ impl CheckDeviceCalls {
         Self { first: Some(calls) }
     }
 
-    /// Returns whether the call of this number, from 0, is compared.
+    /// Returns whether the call with this number is compared; the first call has number 0.
     #[inline]
     pub(crate) fn covers(self, number: u64) -> bool {
         self.first.is_none_or(|first| number < first)
@@ -92,8 +92,8 @@ impl NcclLibrary {
     ///
     /// # Safety
     ///
-    /// Loading a file runs its code, and functions are called at the addresses of NCCL's names. So the file must be an
-    /// NCCL library whenever this process loads it through this value or its clones.
+    /// Loading a file runs its code, and this crate then calls the functions that have NCCL's names. So the file must
+    /// be an NCCL library whenever this process loads it through this value or its clones.
     #[must_use]
     pub unsafe fn at(file: impl Into<PathBuf>) -> Self {
         Self(file.into())
@@ -201,7 +201,8 @@ impl NcclConfig {
     }
 
     /// Sets whether communicators split off this one share its resources: `splitShare`. Since NCCL 2.18.1. `true` is
-    /// refused, because NCCL aborts communicators with shared resources together, and a split must outlive its origin.
+    /// refused, because NCCL aborts communicators with shared resources together, and here a split must stay usable
+    /// after its origin has ended.
     #[must_use]
     pub fn split_share(mut self, share: bool) -> Self {
         self.split_share = Some(share);

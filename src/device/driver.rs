@@ -424,9 +424,9 @@ const _: () = assert!(size_of::<Access>() == size_of::<sys::CUmemAccessDesc>());
 
 /// Opens the memory pool of a device to other devices of this process, if they can reach it at all.
 ///
-/// If ranks are threads of one process, NCCL passes their addresses to each other, and reads and writes through these.
-/// cudarc allocates from a pool. Unlike memory of `cuMemAlloc`, memory from a pool can be reached by other devices only
-/// if the pool permits that.
+/// If ranks are threads of one process, NCCL passes their addresses to each other, and reads and writes at these
+/// addresses. cudarc allocates from a pool. Unlike memory of `cuMemAlloc`, memory from a pool can be reached by other
+/// devices only if the pool permits that.
 pub(crate) fn share_pool(gpu: &Gpu, others: &[usize]) -> Result<(), DriverError> {
     let functions = ["cuDeviceGetDefaultMemPool", "cuMemPoolSetAccess", "cuDeviceCanAccessPeer"];
     if others.is_empty() || !functions.into_iter().all(has) {

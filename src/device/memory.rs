@@ -1,4 +1,5 @@
-//! Memory that NCCL allocates, and registrations and windows over memory.
+//! Memory that NCCL allocates, and memory that is registered with NCCL: by one rank or, as a window, by all ranks
+//! together.
 
 #![expect(unsafe_code, reason = "NCCL is C")]
 
@@ -172,9 +173,9 @@ mod sealed {
 /// Device memory that may be registered with NCCL: cudarc's slices, views that are borrowed for `'static`,
 /// [`NcclBuffer`], [`RawDeviceSlice`] (whose creator vouches for the address), and memory that is already registered.
 ///
-/// The trait is sealed. NCCL writes at the address, and cudarc's safe traits let any type return any address. Other
-/// crates' memory, passed through [`AsDevicePtr`](crate::interop::AsDevicePtr), does not implement this trait: its
-/// owner vouches for it only while it is borrowed.
+/// The trait is sealed because NCCL writes at the address, and cudarc's safe traits let any type return any address.
+/// Other crates' memory, passed through [`AsDevicePtr`](crate::interop::AsDevicePtr), does not implement this trait:
+/// its owner vouches for it only while it is borrowed.
 pub trait Registrable: Buffer + sealed::Lasting + 'static {}
 
 impl<B: Buffer + sealed::Lasting + 'static> Registrable for B {}
@@ -369,8 +370,8 @@ impl<T: Data, B: Registrable<Element = T>> Window<T, B> {
         Ok(Self { held: EngineGuard::new(comm, buffer, extent, window, deadline)?, elements: PhantomData })
     }
 
-    /// Whether the communicator's devices can do more with the window than with other memory. If not, it is a buffer
-    /// like any other.
+    /// Whether the communicator's devices can do more with the window than with other memory. If not, the window is a
+    /// buffer like any other.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.held.tie.is_some()

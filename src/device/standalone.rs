@@ -26,8 +26,7 @@ use crate::error::{Error, Result};
 /// The id by which the ranks of a new [`NcclCommunicator`] find each other. One rank creates it and sends it to the
 /// others.
 ///
-/// An id is valid for one communicator. It need not be kept secret, but any process that has the id can join. So send
-/// it over a connection you trust.
+/// An id is valid for one communicator. Any process that has the id can join, so send it over a connection you trust.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct UniqueId([u8; size_of::<ncclUniqueId>()]);
 
@@ -80,10 +79,11 @@ impl fmt::Debug for UniqueId {
 ///   uses of its buffers. Before anything is queued, each call is compared with the other ranks' calls over NCCL
 ///   itself. Use these. If the comparison costs too much, use
 ///   [`CheckDeviceCalls::unchecked_after`](crate::nccl::CheckDeviceCalls::unchecked_after) as well.
-/// - **Raw** calls ([`call`](Self::call), [`message`](Self::message)) are `unsafe`. They take addresses of an element
-///   type known at run time, order nothing and compare nothing. Use these in an engine that manages memory and order
-///   itself, and knows that its ranks make the same calls. The devices of all ranks then need the same compute
-///   capability, and all ranks pass the same [`Config::device_scratch_bytes`] and [`Config::reproducible`].
+/// - **Raw** calls ([`call`](Self::call), [`message`](Self::message)) are `unsafe`. They take addresses and an element
+///   type chosen at run time. They neither order nor compare calls. Use these in an engine that manages memory and
+///   order itself, and knows that its ranks make the same calls. With raw calls, the devices of all ranks must have the
+///   same compute capability, and all ranks must pass the same [`Config::device_scratch_bytes`] and
+///   [`Config::reproducible`].
 ///
 /// Every wait ends at [`Config::timeout`]. The communicator is then aborted, and its error gives the reason.
 ///
@@ -101,9 +101,9 @@ impl fmt::Debug for UniqueId {
 /// # }
 /// ```
 ///
-/// A clone is a further handle to the same communicator. Threads that share a communicator queue their calls one after
+/// A clone is another handle to the same communicator. Threads that share a communicator queue their calls one after
 /// the other, in the order of arrival. [`Device::raw`](crate::Device::raw) returns the NCCL communicator behind a
-/// [`Communicator`](crate::Communicator). All ranks must make a call through the same one of these two types, because
+/// [`Communicator`](crate::Communicator). For each call, all ranks must use the same one of these two types, because
 /// the `Communicator` compares calls over its host backend. If some ranks use the `Communicator` and others the
 /// `NcclCommunicator`, all wait until the deadline.
 #[derive(Debug, Clone)]
@@ -169,9 +169,9 @@ pub enum RawCall {
     Reduce(ReduceOp, usize),
     /// Broadcast from a root. Lengths as for `AllReduce`; the source is used only on the root.
     Broadcast(usize),
-    /// All-gather. The destination is world size × the source.
+    /// All-gather. The destination has world size times the length of the source.
     AllGather,
-    /// Reduce-scatter. The source is world size × the destination.
+    /// Reduce-scatter. The source has world size times the length of the destination.
     ReduceScatter(ReduceOp),
     /// All-to-all. Source and destination have the same length, a multiple of the world size.
     AllToAll,
@@ -183,7 +183,7 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// `NoDevice` if driver or NCCL is missing; `Nccl`; `Timeout` if other ranks do not join in time.
+    /// `NoDevice` if the driver or NCCL is missing; `Nccl`; `Timeout` if other ranks do not join in time.
     #[doc(alias("ncclCommInitRankConfig", "ncclCommInitRankScalable"))]
     pub fn create(context: &Arc<CudaContext>, ids: &[UniqueId], rank: usize, world_size: usize, config: &Config) -> Result<Self> {
         let no_device = |reason| Error::NoDevice { call: "making a communicator".to_owned(), reason };
@@ -260,7 +260,7 @@ impl NcclCommunicator {
         self.0.backend.comm().revoke(&self.deadline())
     }
 
-    /// Returns a handle that any thread can use to end this communicator.
+    /// Returns a handle with which any thread can end this communicator.
     #[must_use]
     pub fn abort_handle(&self) -> NcclAbortHandle {
         NcclAbortHandle(Arc::downgrade(self.0.backend.comm()))
@@ -288,9 +288,9 @@ impl NcclCommunicator {
         self.0.backend.comm().async_error()
     }
 
-    /// Returns NCCL's own communicator, for calls that this crate does not have. It is a communicator that blocks; null
-    /// once it has ended. Use it from one thread at a time, and never destroy, abort or split it: it shares its abort
-    /// flags with a communicator that this crate keeps.
+    /// Returns NCCL's own communicator, for calls that this crate does not have. It is a communicator that blocks; the
+    /// handle is null once the communicator has ended. Use it from one thread at a time, and never destroy, abort or
+    /// split it: it shares its abort flags with a communicator that this crate keeps.
     #[must_use]
     pub fn nccl_handle(&self) -> nccl_sys::ncclComm_t {
         self.0.backend.comm().handle()

@@ -64,9 +64,9 @@ pub(crate) enum AbortReason {
 pub(crate) struct Interrupted {
     /// The reason, as it is sent to peers.
     pub(crate) abort_reason: AbortReason,
-    /// For a deadline: the ranks that this rank still waited for (global ranks).
+    /// If a deadline passed: the ranks that this rank still waited for (global ranks).
     pub(crate) missing: Vec<u32>,
-    /// For a deadline: the ranks that had arrived, as far as this rank knows, including itself.
+    /// If a deadline passed: the ranks that had arrived, as far as this rank knows, including itself.
     pub(crate) arrived: Vec<u32>,
 }
 
@@ -111,7 +111,7 @@ impl Interrupted {
 }
 
 impl AbortReason {
-    /// Returns the abort reason for a link to a rank that failed without delivering one.
+    /// Returns the abort reason for a link that failed without delivering one; `rank` is the peer.
     pub(crate) fn of_link(rank: u32, silence: Option<Silence>) -> Self {
         match silence {
             Some(Silence(time)) => Self::Silent { rank, seconds: u32::try_from(time.as_secs()).unwrap_or(u32::MAX) },

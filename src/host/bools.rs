@@ -1,8 +1,8 @@
 //! Normalises bools received from peers: no byte other than 0 and 1 may ever be read as a `bool`.
 //!
 //! Peers must send the same element type, but a faulty peer can send any bytes. A call that fails or panics leaves what
-//! it has written so far. So a destination is normalised before its owner gets it back, however the call ends. So is
-//! the input of a custom op. As in every fold, any byte other than 0 counts as 1.
+//! it has written so far. So a destination is normalised before its owner gets it back, however the call ends. The
+//! input of a custom op is normalised too. As in every fold, any byte other than 0 counts as 1.
 
 #![expect(unsafe_code, reason = "reads the bytes of a call's destination when nothing else holds it any more")]
 

@@ -1,11 +1,11 @@
 //! Copies bytes, with instructions that depend on whether the destination is read again soon.
 //!
-//! On x86, non-temporal stores are the 16-byte ones that every such processor has: four of them fill a line, and wider
-//! ones are not faster. (The processor's own `rep movsb` is faster for one core, up to the size of its caches. It is
-//! not faster if two cores copy at once, and it is slower if source and destination are aligned differently in their
-//! lines.) Longer copies with ordinary stores also use a loop, of 32-byte vectors. The C library uses `rep movsb` for
-//! them, and a broadcast of 16 KiB then takes 1.4 times as long (Zen 3). Miri lacks these stores and copies as on other
-//! processors.
+//! On x86, the non-temporal stores used here are the 16-byte stores that every such processor has: four of them fill a
+//! line, and wider stores are not faster. (The processor's own `rep movsb` is faster for one core, up to the size of
+//! its caches. It is not faster if two cores copy at once, and it is slower if source and destination are aligned
+//! differently in their lines.) Longer copies with ordinary stores use a loop of 32-byte vectors. The C library would
+//! use `rep movsb` for such copies, with which a broadcast of 16 KiB takes 1.4 times as long (Zen 3). Miri lacks
+//! non-temporal stores; under Miri, copies are made as on other processors.
 
 #![expect(unsafe_code, reason = "buffers come as pointers: they may lie in memory that ranks share, or be the same")]
 
@@ -23,7 +23,7 @@ pub(crate) type Copy = unsafe fn(*const u8, *mut u8, usize);
 /// - `from` is readable and `to` writable for `bytes` bytes for the whole call.
 /// - Meanwhile, nothing writes to `from` and nothing else reads `to`. For memory that ranks share, steps and cursors
 ///   ensure that.
-/// - The two are the same address, or they do not overlap.
+/// - `from` and `to` are the same address, or the two ranges do not overlap.
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     if !ptr::eq(from, to) {
         // SAFETY: the caller promised that both are valid for the access, and that `from` is not written meanwhile.

@@ -17,8 +17,8 @@ pub(crate) trait Fold {
     ///
     /// # Safety
     ///
-    /// - `into` and every input point to `bytes` bytes, valid for the access for the whole call, and aligned to the
-    ///   element or to 64 bytes, whichever is less.
+    /// - `into` and every input point to `bytes` bytes, valid for writing and reading, respectively, for the whole
+    ///   call, and aligned to the element or to 64 bytes, whichever is less.
     /// - `bytes` is a multiple of the element size.
     /// - `into` may be the same address as any of the inputs; apart from that, it overlaps no input.
     /// - The inputs are initialised, and nothing writes to them during the call. Bytes from peers may not be a value of

@@ -37,8 +37,8 @@ pub(crate) trait ByteLink {
     /// Returns the beginning of the next frame, and the number of bytes that have arrived. If there are none, looks
     /// again as many times as given, and then returns `WouldBlock`. Returns `Ok(None)` if the beginning is unknown, so
     /// that [`ByteLink::try_read`] must be used. If several frames have arrived, the result may be the beginning of the
-    /// last one. It is the beginning of the next one if its header states the length of all that has arrived. That
-    /// frame remains the next one until [`ByteLink::take_frame`].
+    /// last one. The result is sure to be the beginning of the next frame if its header states the length of all that
+    /// has arrived. That frame remains the next one until [`ByteLink::take_frame`].
     #[inline]
     fn peek_frame(&mut self, _looks: u32) -> io::Result<Option<Head>> {
         Ok(None)
@@ -59,8 +59,8 @@ pub(crate) trait ByteLink {
     }
 }
 
-/// Lets a rank sleep until its links move, if they have no descriptors. The rank listens, looks at its links once more,
-/// and sleeps if nothing has moved. In either case, it stops listening afterwards.
+/// Lets a rank sleep until something moves on its links, if they have no descriptors. The rank starts listening, looks
+/// at its links once more, and sleeps if nothing has moved. In either case, it stops listening afterwards.
 pub(crate) trait Bell {
     /// Starts listening: from here on, every move is noticed.
     fn listen(&self) -> Heard;

@@ -3,10 +3,10 @@
 //! # Plans and links
 //!
 //! A plan is one rank's part of a collective as a pure value: sends, receives, folds and copies, each with the steps
-//! that must be done before it. Thousands of plans are tested on simulated links in random order. The tests check the
-//! result, the agreement, and that in-place forms never overwrite what is still to be read. The engine runs a plan over
-//! any non-blocking byte stream: a TCP connection, or a ring of bytes in shared memory. All links progress together, so
-//! full socket buffers cannot deadlock; folds overlap with transfers.
+//! that must be done before it. Thousands of plans are tested on simulated links, on which messages progress in random
+//! order. The tests check the result, the agreement, and that in-place forms never overwrite what is still to be read.
+//! The engine runs a plan over any non-blocking byte stream: a TCP connection, or a ring of bytes in shared memory. All
+//! links progress together, so full socket buffers cannot deadlock; folds overlap with transfers.
 //!
 //! A communicator keeps the plans of its latest calls, looked up by everything that a plan depends on (`plan/shape.rs`,
 //! `backend/plans.rs`). Each plan is kept with the lengths and the overlap of the buffers for which it was checked. So

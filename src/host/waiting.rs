@@ -1,9 +1,9 @@
 //! The waiting policy. A rank that sees no progress looks again at once, then yields its core between looks, then
 //! sleeps.
 //!
-//! [`Limits`] determines when it goes on to the next of these. There is one `Limits` for each kind of wait
-//! (`tuning::waiting`). A waiter checks the communicator's health in every round, and the deadline in every round in
-//! which nothing moved.
+//! [`Limits`] determines when the rank goes on from each of these three to the next. There is one `Limits` for each
+//! kind of wait (`tuning::waiting`). A waiter checks the communicator's health in every round, and the deadline in
+//! every round in which nothing moved.
 //!
 //! # Crowds
 //!
@@ -14,8 +14,8 @@
 //! So each waiter learns whether other threads want its core ([`Crowd`]). If a yield returns late, or a look comes much
 //! later than the one before, another thread had the core. The waiter remembers that for a hundred times as long as the
 //! delay was. In a crowd a wait never yields. It stays awake for about as long as a wake-up takes, and then sleeps. If
-//! waits end asleep again and again, they stay awake for less and less time. Every so often, a wait tests whether that
-//! is still right.
+//! one wait after another ends asleep, later waits stay awake for less and less time. Every so often, a wait tests
+//! whether that is still right.
 //!
 //! If there are more ranks than cores, a yield goes to another rank. Then only a yield that takes as long as a time
 //! slice shows that other threads want the core.

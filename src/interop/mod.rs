@@ -1,4 +1,5 @@
-//! Memory and streams of other crates, through small traits for GPU memory, raw addresses, and DLPack.
+//! Lets calls use the memory and streams of other crates: through small traits for GPU memory, by raw addresses, or as
+//! DLPack tensors.
 
 pub mod dlpack;
 #[cfg(feature = "cuda")]

@@ -35,8 +35,8 @@ use crate::flight::Json;
 ///
 /// # Errors
 ///
-/// The program's own errors. If the file cannot be written, only `tracing` reports that, so that it does not hide why
-/// the program failed.
+/// The program's own errors. If the file cannot be written, this is reported only through `tracing`, so that it does
+/// not hide why the program failed.
 pub fn record_failure<T, E: Display>(program: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     match catch_unwind(AssertUnwindSafe(program)) {
         Ok(Ok(value)) => Ok(value),

@@ -221,7 +221,7 @@ pub fn settings(data: &[u8]) {
     }
 }
 
-/// Long enough for a lock that no other process wants.
+/// A limit long enough to take a lock that no other process wants.
 const LOCK_LIMIT: Duration = Duration::from_secs(5);
 
 /// Checks that any bytes, taken as a store's file, give an error, or records that mean the same when written again. A

@@ -90,9 +90,9 @@ impl fmt::Debug for JobStore {
     }
 }
 
-/// Connects to the store that `rendezvous` names, until `deadline`, which also limits its requests. `secret` is what
-/// the other end of a connection must know. `environment` reads one variable, and `parent_process` is the id of the
-/// process that started this one. Both matter only if a launcher is involved.
+/// Connects to the store that `rendezvous` names. Tries until `deadline`, which also limits the store's requests.
+/// `secret` is what the other end of a connection must know. `environment` reads one variable, and `parent_process` is
+/// the id of the process that started this one. Both matter only if a launcher is involved.
 pub(crate) fn connect(
     rendezvous: &Rendezvous,
     deadline: &Deadline,

@@ -3,11 +3,11 @@
 //!
 //! # Design
 //!
-//! `train/` averages gradients like torch's DistributedDataParallel, for any tensor crate: the core takes a buffer and
-//! the number of its parameter. `layout.rs` (pure) walks the parameters from the last to the first and fills buckets,
-//! separately for each element type. The first bucket of a type is limited to 1 MiB, the others to 25 MiB. On the host,
-//! a parameter of 256 KiB or more is alone in its bucket, so that its reduction starts as soon as its gradient arrives.
-//! Buckets are numbered in the order in which the walk completes them.
+//! `train/` averages gradients like torch's DistributedDataParallel, for any tensor crate: the core takes a gradient's
+//! buffer and the parameter's number. `layout.rs` (pure) walks the parameters from the last to the first and fills
+//! buckets, separately for each element type. The first bucket of a type is limited to 1 MiB, the others to 25 MiB. On
+//! the host, a parameter of 256 KiB or more is alone in its bucket, so that its reduction starts as soon as its
+//! gradient arrives. Buckets are numbered in the order in which the walk completes them.
 //!
 //! `buckets.rs` counts the gradients that have arrived. A full bucket is launched once all buckets with lower numbers
 //! have been launched. So every rank starts the same calls in the same order, whatever order its gradients arrive in.
@@ -17,9 +17,10 @@
 //! bucket's buffer while its calls run.
 //!
 //! Ranks compare a digest of names, shapes, types and settings at the start, and exchange the lists only if the digests
-//! differ. If a gradient never arrives on one rank, the others must not wait for ever. So that rank sends zeros. One
-//! more all-reduce, beside those of the buckets, then reports the missing gradient as an error on every rank. This
-//! all-reduce takes the maximum of one number, which encodes a rank and a parameter. Another step can still follow.
+//! differ. If a gradient never arrives on one rank, the others must not wait for ever. So the rank without the gradient
+//! sends zeros. One more all-reduce, beside those of the buckets, then reports the missing gradient as an error on
+//! every rank. This all-reduce takes the maximum of one number, which encodes a rank and a parameter. Another step can
+//! still follow.
 //!
 //! If a gradient is given (`DataParallel::give`) and is alone in its bucket, its buffer replaces the bucket's
 //! (`bucket.rs`). The bucket's own buffer is kept for steps that copy. One rank may give a gradient and another may
@@ -36,10 +37,10 @@
 //! Element types are erased in one place: an `AnyBucket` is a `Bucket` of one of the four float types, with its hook
 //! and, in a sharded optimiser, this rank's share of the parameters.
 //!
-//! In addition to the model and its gradients, a step needs N bytes of memory at its peak: the size of all gradients.
-//! `Compress` adds N/2 for `f32`. PowerSGD adds 4 B for each element of a compressed matrix, and three times the size
-//! of the factors, which is 4·r·(rows + columns). `ShardedOptimizer` on n ranks needs N + N/n, and the caller's state
-//! for N/n bytes of parameters.
+//! In addition to the model and its gradients, a step needs at most N bytes of memory, where N is the size of all
+//! gradients. `Compress` adds N/2 for `f32`. PowerSGD adds 4 B for each element of a compressed matrix, and three times
+//! the size of the factors, which is 4·r·(rows + columns). `ShardedOptimizer` on n ranks needs N + N/n, and the
+//! caller's state for N/n bytes of parameters.
 
 use std::any::Any;
 use std::ops::Range;

@@ -73,13 +73,13 @@ const _: () = {
 };
 
 impl DataParallel {
-    /// Makes the buckets of a model's parameters, listed in the order in which the forward pass uses them. The backward
-    /// pass uses them in the reverse order. Collective.
+    /// Makes the buckets of a model's parameters. List the parameters in the order in which the forward pass uses them;
+    /// the backward pass then uses them in the reverse order. Collective.
     ///
     /// # Errors
     ///
     /// `Mismatch`, which names the first parameter or setting in which two ranks differ; `InvalidArgument` for types
-    /// that gradients cannot have; `Unsupported` for an op that is not a sum; and the errors of
+    /// that gradients cannot have; `Unsupported` for an op other than `Avg`, `Sum` and `PreMulSum`; and the errors of
     /// [`Communicator::alloc`].
     #[doc(alias = "DistributedDataParallel")]
     pub fn new(comm: &Communicator, parameters: Vec<Parameter>, options: Options) -> Result<Self> {
@@ -88,7 +88,7 @@ impl DataParallel {
     }
 
     /// Does the same as [`new`](Self::new), but with the buckets on the stream's device, which must be the
-    /// communicator's. Gradients are copied into them on `stream`, on which the backward pass runs. Meanwhile,
+    /// communicator's. Gradients are copied into the buckets on `stream`, on which the backward pass runs. Meanwhile,
     /// reductions run on the communicator's stream ([`Device::stream`](collectives::Device::stream), or that of
     /// [`Communicator::with_stream`]). The buckets' events order the work on the two streams, so `finish` does not wait
     /// for the device. Use the results of [`Averaged`] on `stream`, or order their use by cudarc's events.
@@ -122,7 +122,7 @@ impl DataParallel {
     /// # Errors
     ///
     /// The errors of `make`, which leave all hooks unchanged; `InvalidArgument` if a gradient of the current step was
-    /// already given; and `Poisoned` after a step that failed.
+    /// already passed; and `Poisoned` after a step that failed.
     #[doc(alias = "register_comm_hook")]
     pub fn set_hooks<T: Float>(&mut self, make: impl FnMut(&BucketLayout) -> Result<Box<dyn Hook<T>>>) -> Result<()> {
         self.buckets.set_hooks(make)
@@ -213,7 +213,7 @@ impl DataParallel {
         self.buckets.give("give", parameter, gradient.into())
     }
 
-    /// Ends the step: launches the remaining buckets, waits for all, and returns the means. Collective.
+    /// Ends the step: launches the remaining buckets, waits for all buckets, and returns the means. Collective.
     ///
     /// # Errors
     ///

@@ -108,7 +108,8 @@ impl<T: Float> Hook<T> for ReduceScatter<T> {
     }
 }
 
-/// A hook that sends gradients of type `T` as `C`s: half the bytes of `f32` with `f16` or `bf16`.
+/// A hook that converts gradients of type `T` to type `C` before they are sent. With `f16` or `bf16` it sends half as
+/// many bytes as with `f32`.
 ///
 /// Each rank's gradient is converted to `f32`, weighted (by 1/n for a mean), rounded to `f32` and then to `C`. The
 /// ranks' values are summed as `C`, and converted back via `f32`. For a mean over n ranks of numbers in `C`'s normal
@@ -152,7 +153,7 @@ impl<T: Float, C: Float> Compress<T, C> {
     ///
     /// # Errors
     ///
-    /// `Unsupported` for an op that is not a sum, and the errors of [`Communicator::alloc`].
+    /// `Unsupported` for an op other than `Avg`, `Sum` and `PreMulSum`, and the errors of [`Communicator::alloc`].
     pub fn new(comm: &Communicator, layout: &BucketLayout, op: ReduceOp) -> Result<Self> {
         Self::in_place(comm, &Place::Host, layout, op)
     }
@@ -163,7 +164,7 @@ impl<T: Float, C: Float> Compress<T, C> {
     ///
     /// # Errors
     ///
-    /// `Unsupported` for an op that is not a sum, and the errors of [`Flat::on_device`].
+    /// `Unsupported` for an op other than `Avg`, `Sum` and `PreMulSum`, and the errors of [`Flat::on_device`].
     #[cfg(feature = "cuda")]
     pub fn on_device(
         comm: &Communicator,

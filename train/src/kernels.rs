@@ -108,7 +108,7 @@ impl Kernels {
             Error::NoDevice { reason, .. } => Error::NoDevice { call: "on_device".to_owned(), reason },
             other => other,
         })?;
-        let failed = |error| Error::cuda(format!("loading our kernels of the family \"train\" on device {}", context.ordinal()), error);
+        let failed = |error| Error::cuda(format!("loading kernels of the family \"train\" on device {}", context.ordinal()), error);
         let capability = context.compute_capability().map_err(failed)?;
         let multiprocessors = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let multiprocessors = context.attribute(multiprocessors).map_err(failed)?.unsigned_abs();

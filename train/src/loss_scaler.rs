@@ -38,9 +38,9 @@ pub struct LossScalerState {
 /// In each step:
 ///
 /// 1. Multiply the loss by [`scale`](Self::scale), and run the backward pass.
-/// 2. [`unscale`](Self::unscale) the gradients that this rank's optimiser uses: averaged ones, or its shard of them.
-///    [`Averaged`](crate::Averaged), [`Shards`](crate::Shards) and [`ReducedGradients`](crate::ReducedGradients) have
-///    an `unscale` for the gradients that they hold.
+/// 2. [`unscale`](Self::unscale) the gradients that this rank's optimiser uses: the averaged gradients, or its share of
+///    them. [`Averaged`](crate::Averaged), [`Shards`](crate::Shards) and [`ReducedGradients`](crate::ReducedGradients)
+///    have a method `unscale` for the gradients that they hold.
 /// 3. Take the step if [`update`](Self::update) returns `true`.
 ///
 /// ```

@@ -66,8 +66,8 @@ impl Mesh {
         Ok(Self { comm: comm.clone(), dimensions: made })
     }
 
-    /// Arranges ranks by host: `outer` over the hosts, `inner` over the ranks of each host, which share memory or fast
-    /// links. Shard along `inner` and replicate along `outer`. Collective.
+    /// Arranges ranks by host: the dimension `outer` runs over the hosts, and `inner` runs over the ranks of each host,
+    /// which share memory or fast links. Shard along `inner` and replicate along `outer`. Collective.
     ///
     /// # Errors
     ///

@@ -59,10 +59,10 @@ pub(super) fn check_fit<T: Data>(
     Ok(())
 }
 
-/// The float types of gradients: `f32`, `f64`, `f16`, `bf16`. No other type can implement it, since no other float is
-/// an [`Element`].
+/// The float types of gradients: `f32`, `f64`, `f16`, `bf16`. No other type can implement this trait, since no other
+/// float is an [`Element`].
 pub trait Float: Element {
-    /// Returns its value. That is exact, except that an `f64` is rounded to nearest.
+    /// Returns its value as an `f32`. The conversion is exact, except that an `f64` is rounded to nearest.
     fn to_f32(self) -> f32;
 
     /// Returns its value.

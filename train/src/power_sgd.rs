@@ -1,4 +1,4 @@
-//! Compresses the gradient of a matrix: two thin matrices, whose product approximates it, are sent instead.
+//! Compresses the gradient of a matrix: two thin matrices, whose product approximates the gradient, are sent instead.
 
 use std::ops::Range;
 
@@ -37,20 +37,20 @@ impl Default for PowerSgdOptions {
     }
 }
 
-/// A hook that sends low-rank approximations (Vogels, Karimireddy, Jaggi 2019).
+/// A hook that sends low-rank approximations of gradients (PowerSGD: Vogels, Karimireddy, Jaggi 2019).
 ///
 /// A gradient with two or more dimensions is treated as a matrix M. Its rows are the first dimension, and its columns
 /// are all others. Q comes from the step before. P becomes the mean of the ranks' M·Q, made orthonormal, and Q becomes
-/// the mean of their Mᵀ·P. Every rank then computes P·Qᵀ. If P and Q have `r` columns, a rank sends `r·(rows +
+/// the mean of the ranks' Mᵀ·P. Every rank then computes P·Qᵀ. If P and Q have `r` columns, a rank sends `r·(rows +
 /// columns)` numbers instead of `rows·columns`. Vectors, and matrices that are too small to benefit, are sent
 /// uncompressed with P. Everything is computed in `f32`.
 ///
-/// A mean of rank `r` or less is reproduced exactly, except for rounding, once Q has been computed from it. For other
-/// means, the error feedback adds what was left out to later steps.
+/// A mean gradient whose matrix rank is at most `r` is reproduced exactly, except for rounding, once Q has been
+/// computed from it. For other means, the error feedback adds what was left out to later steps.
 ///
-/// An element of a matrix may be infinite or NaN on one rank, or become so during the step. Then the whole matrix is
-/// NaN on every rank in that step. A loss scaler can thus detect a scale that is too large. The error kept from earlier
-/// steps is then discarded, and Q is drawn again, so that later steps are correct.
+/// If an element of a matrix is infinite or NaN on one rank, or becomes so during the step, the whole matrix is NaN on
+/// every rank in that step. A loss scaler can thus detect a scale that is too large. The error kept from earlier steps
+/// is then discarded, and Q is drawn again, so that later steps are correct.
 ///
 /// This hook supports only buckets in host memory. On a device, its first step returns `Unsupported`.
 ///
@@ -116,8 +116,8 @@ impl<T: Float> PowerSgd<T> {
     ///
     /// # Errors
     ///
-    /// `Mismatch` if two ranks' options differ, `InvalidArgument` for a rank of 0, `Unsupported` for an op that is not
-    /// a sum, and the errors of [`Communicator::alloc`].
+    /// `Mismatch` if two ranks' options differ, `InvalidArgument` if the rank of the approximation is 0, `Unsupported`
+    /// for an op other than `Avg`, `Sum` and `PreMulSum`, and the errors of [`Communicator::alloc`].
     pub fn new(comm: &Communicator, layout: &BucketLayout, op: ReduceOp, options: PowerSgdOptions) -> Result<Self> {
         // With different seeds, for example, the ranks' thin matrices would not match, and no other check would detect
         // that.

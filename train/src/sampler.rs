@@ -101,9 +101,9 @@ impl Sampler {
     }
 
     /// Returns the rest of this rank's samples in an epoch. `taken` is the number of samples that all ranks together
-    /// have already taken in it: usually steps × batch size × ranks at that time. The number of ranks may have changed.
-    /// No sample is taken twice, except those [repeated](UnevenEnd::Repeat) at the end. `taken` may include repeated
-    /// samples: if all samples were taken, and some of them twice, nothing is left.
+    /// have already taken in this epoch: usually steps × batch size × ranks at that time. The number of ranks may have
+    /// changed. No sample is taken twice, except those [repeated](UnevenEnd::Repeat) at the end. `taken` may include
+    /// repeated samples: if all samples were taken, and some of them twice, nothing is left.
     ///
     /// ```
     /// use collectives_train::{Sampler, UnevenEnd};

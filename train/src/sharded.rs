@@ -21,8 +21,8 @@ use collectives::interop::Memory;
 use collectives::{Buffer, BufferMut};
 use collectives::{Error, Result};
 
-/// Averages gradients and lets each rank update its share of the parameters, so that each keeps only the optimiser's
-/// state for that share.
+/// Averages gradients and lets each rank update its share of the parameters. So a rank keeps only the optimiser's state
+/// for that share.
 ///
 /// A bucket's gradients are reduced and scattered in the background as it is filled; [`reduce`](Self::reduce) waits for
 /// them. Then [`Shards::update`] calls the caller's optimiser for this rank's share of each bucket. It gathers every
@@ -163,8 +163,8 @@ impl ShardedOptimizer {
         self.shares().map(|range| range.len())
     }
 
-    /// Copies the root's values of a parameter to every rank, and this rank's share of them into the optimiser. Every
-    /// parameter must be broadcast, or [`load`](Self::load)ed, before the first step. Collective.
+    /// Copies the root's values of a parameter to every rank, and copies this rank's share of them into the optimiser.
+    /// Every parameter must be broadcast, or [`load`](Self::load)ed, before the first step. Collective.
     ///
     /// # Errors
     ///
@@ -178,8 +178,8 @@ impl ShardedOptimizer {
         self.load(parameter, values)
     }
 
-    /// Takes a parameter's values from this rank, for example after reading a checkpoint. The values must be the same
-    /// on every rank.
+    /// Loads a parameter's values on this rank, for example after reading a checkpoint. The values must be the same on
+    /// every rank.
     ///
     /// # Errors
     ///
@@ -247,8 +247,9 @@ impl ShardedOptimizer {
     /// # Errors
     ///
     /// The errors of [`DataParallel::finish`](super::DataParallel::finish), and `InvalidArgument` for a parameter whose
-    /// values were never given. Only this rank gets this `InvalidArgument`, before it waits for anything. Other ranks
-    /// wait in `reduce` until this rank has loaded the values and calls `reduce` again, or until the timeout.
+    /// values were never loaded or broadcast. Only this rank gets this `InvalidArgument`, before it waits for anything.
+    /// Other ranks wait in `reduce` until this rank has loaded the values and calls `reduce` again, or until the
+    /// timeout.
     pub fn reduce(&mut self) -> Result<Shards<'_>> {
         if let Some(index) = self.loaded.iter().position(|loaded| !loaded) {
             let name = self.buckets.parameter(index).map_or_else(String::new, Parameter::to_string);

@@ -161,7 +161,7 @@ const LEGEND: [&str; 4] = [
     "size: bytes of a rank's larger buffer",
     "A, B: time of a call in microseconds, the median if it was measured several times; B/A: above 1, B is slower",
     "p50: median of the calls of a row, each timed separately; -: not timed separately",
-    "busbw: 10^9 bytes per second that a link carries, comparable across numbers of ranks; more is better",
+    "busbw: 10^9 bytes per second that a link carries, comparable across numbers of ranks; higher is better",
 ];
 
 /// The same headings for Markdown.

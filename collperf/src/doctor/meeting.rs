@@ -68,7 +68,10 @@ fn numbers() -> Result<(usize, usize), Failure> {
     match found {
         Some((rank, size)) if rank < size => Ok((rank, size)),
         Some((rank, size)) => {
-            Err(Failure::usage(format!("doctor: the launcher's variables give rank {rank} of {size} ranks, which are numbered from 0")))
+            let last = size.saturating_sub(1);
+            Err(Failure::usage(format!(
+                "doctor: the launcher's variables give rank {rank}, but {size} ranks are numbered from 0 to {last}"
+            )))
         }
         None => Err(Failure::usage("doctor: the launcher's variables lack the rank or the number of ranks; set RANK and WORLD_SIZE")),
     }

@@ -42,7 +42,7 @@ impl Finding {
             }
             Finding::EndedEarly { rank, witnesses, reason } => {
                 format!(
-                    "{} ended before the others: {} lost it; the reason for its own record: {reason}",
+                    "{} ended before the others, and {} lost the connection to it; it wrote its own record because: {reason}",
                     group.name(*rank),
                     list(witnesses)
                 )

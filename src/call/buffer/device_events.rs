@@ -1,4 +1,4 @@
-//! The events of cudarc's memory, used with as few driver calls as possible.
+//! The CUDA events that cudarc keeps for its allocations, used with as few driver calls as possible.
 //!
 //! Before each use of an event, cudarc asks the driver which context is current. That is not necessary: an event knows
 //! its context, and so does a stream with its own handle. CUDA accepts both as long as any context is current.

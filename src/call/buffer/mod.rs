@@ -32,9 +32,9 @@ pub unsafe trait StableMemory {}
 /// A buffer that calls can read: slices, vectors, boxed slices, arrays and single elements; on a GPU, cudarc's slices
 /// and views; bytes whose type is known at run time ([`TypedBytes`]); and views over raw addresses.
 ///
-/// The memory of the buffer must not move or change size while a call uses it. No check could verify that for a foreign
-/// type, so the type must promise it by implementing [`StableMemory`]. [`element!`](macro@crate::element) implements
-/// that trait for your own element type.
+/// The memory of the buffer must not move or change size while a call uses it. No check can verify this for a type of
+/// another crate, so the type must promise it by implementing [`StableMemory`]. [`element!`](macro@crate::element)
+/// implements that trait for your own element type.
 pub trait Buffer: StableMemory {
     /// The type of its elements.
     type Element: Data;

@@ -8,8 +8,8 @@ use super::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
 use crate::call::element::Data;
 use crate::error::{Error, Result};
 
-/// Elements in host memory that other code owns. Bindings for Python or C pass it to blocking calls and to background
-/// calls.
+/// Elements in host memory that other code owns. With this type, bindings for Python or C pass such memory to blocking
+/// calls and to background calls.
 ///
 /// With [`TypedBytes`](crate::TypedBytes) one function serves every element type:
 ///

@@ -11,8 +11,8 @@ use crate::error::{Error, Result};
 ///
 /// The bytes may be in any buffer: `&mut [u8]`, `Vec<u8>`, `Arc<[u8]>`, a [`SharedBuffer`](crate::SharedBuffer),
 /// cudarc's slices and views, [`RawHostSlice`](crate::interop::RawHostSlice),
-/// [`RawDeviceSlice`](crate::interop::RawDeviceSlice) … Every call that takes the buffer takes it wrapped, too. Other
-/// ranks see only the type: one rank may pass such bytes and another `&mut [f32]`.
+/// [`RawDeviceSlice`](crate::interop::RawDeviceSlice) … Every call that takes the buffer itself also takes the wrapped
+/// buffer. Other ranks see only the type: one rank may pass such bytes and another `&mut [f32]`.
 ///
 /// The elements must be aligned: a call refuses bytes whose address is not a multiple of the element's size. Bytes of
 /// `bool` may have any value. When they are reduced, every value except 0 counts as 1 (a GPU's `BitXor` works bit by

@@ -2,8 +2,9 @@
 //! writes whatever it receives.
 //!
 //! Ranks of a `gather_v`, `scatter_v` or `all_to_all_v` agree on the call but not on its lengths, which only the two
-//! ends of each transfer know. Each rank tells every other rank how many bytes it sends there, and how many it expects
-//! from there. Then all ranks receive the first difference. So either all of them queue the call, or none does.
+//! ends of each transfer know. Each rank tells every other rank how many bytes it sends to that rank, and how many it
+//! expects from that rank. Then all ranks receive the first difference. So either all of them queue the call, or none
+//! does.
 
 use sha2::{Digest, Sha256};
 
@@ -27,8 +28,8 @@ pub(super) type CallDigest = [u8; 8 + DIGEST_BYTES];
 /// rank with a later call of a rank that captures.
 const CAPTURED: u64 = 1 << 63;
 
-/// The op that stands for an in-place `all_to_all`. NCCL divides the data of such a call into pieces differently than
-/// between two buffers.
+/// The op that stands for an in-place `all_to_all`. NCCL divides the data of an in-place call into pieces in a
+/// different way from that of a call with two buffers.
 const IN_PLACE: u64 = 253;
 
 /// Returns a job's fingerprint, with everything that has to be equal for NCCL.

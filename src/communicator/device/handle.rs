@@ -117,8 +117,9 @@ impl Device {
         self.raw.backend().synchronize(&Deadline::after(self.comm.timeout()))
     }
 
-    /// Waits like [`synchronize`](Self::synchronize), until everything queued on one of the caller's streams has ended.
-    /// Use it for a stream whose work waits for a call, because such work may wait for other ranks.
+    /// Waits until everything queued on one of the caller's streams has ended, with the same limit as
+    /// [`synchronize`](Self::synchronize). Use this for a stream on which work waits for a call: such work may also
+    /// wait for other ranks, so the wait needs a limit.
     ///
     /// # Errors
     ///

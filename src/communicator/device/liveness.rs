@@ -2,8 +2,8 @@
 //! a network; on one host it waits forever.
 //!
 //! Processes of this host are looked up in `/proc`. If a process is missing there, a probe of its recovery listener
-//! decides (see `recovery`). Ranks of other hosts are left to NCCL: each probe occupies a place in the queue of a
-//! recovery listener, and a job waits often.
+//! decides (see `recovery`). Ranks of other hosts are not probed but left to NCCL, because each probe occupies a place
+//! in the queue of a recovery listener, and a job waits often.
 
 use std::sync::{Arc, Mutex, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};

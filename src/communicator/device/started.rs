@@ -122,7 +122,7 @@ impl Watcher {
 }
 
 impl Drop for Watcher {
-    /// Keeps the buffers until the call has ended: it continues.
+    /// Keeps the buffers until the call, which continues, has ended.
     fn drop(&mut self) {
         if let Some(buffers) = self.take() {
             keep(&self.queued.end, buffers);

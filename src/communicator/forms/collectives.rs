@@ -102,7 +102,7 @@ impl Communicator {
     }
 
     /// Reduces like [`reduce`](Self::reduce), from one buffer into another. The root passes `Some(destination)` of the
-    /// source's length, the others `None`.
+    /// source's length; the other ranks pass `None`.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -157,7 +157,7 @@ impl Communicator {
     }
 
     /// Broadcasts like [`broadcast`](Self::broadcast), from the root's source into every rank's destination (the root's
-    /// too). The root passes `Some(source)`, the others `None`.
+    /// too). The root passes `Some(source)`; the other ranks pass `None`.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -275,8 +275,8 @@ impl Communicator {
         self.execute(self.prepare_reduce_scatter(Some(source.memory()), destination.memory_mut(), &op.into()))
     }
 
-    /// Gathers every rank's block on the root. The root passes `Some(destination)` of world size × the source's length,
-    /// the others `None`. Cost: the root receives n−1 blocks.
+    /// Gathers every rank's block on the root. The root passes `Some(destination)` of world size × the source's length;
+    /// the other ranks pass `None`. Cost: the root receives n−1 blocks.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -303,7 +303,7 @@ impl Communicator {
     }
 
     /// Gathers like [`gather_into`](Self::gather_into), in place at the root. The root passes the whole buffer with its
-    /// own block filled in, the others pass their block.
+    /// own block filled in; the other ranks pass their block.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -324,7 +324,7 @@ impl Communicator {
     }
 
     /// Sends each rank its block of the root's source. The root passes `Some(source)` of world size × the destination's
-    /// length, the others `None`. Cost: the root sends n−1 blocks.
+    /// length; the other ranks pass `None`. Cost: the root sends n−1 blocks.
     ///
     /// ```
     /// # use collectives::Communicator;

@@ -83,8 +83,8 @@ impl Communicator {
     ///
     /// Before you use a custom op in such a group, use it once outside of a group: outside, the ranks agree that all of
     /// them can compile it. If one rank makes calls through `group_across`, every rank of that communicator must do so:
-    /// ranks compare these calls with n−1 messages each, not with a collective. If the calls differ, all communicators
-    /// of the group are ended.
+    /// the ranks then compare these calls by n−1 messages from each rank, not in a collective. If the calls differ, all
+    /// communicators of the group are ended.
     ///
     /// Returns the results of each communicator's receives.
     ///

@@ -1,9 +1,9 @@
 //! Collectives to and from lists of buffers, one buffer for each rank, in all their forms.
 //!
-//! Each rank decides for itself whether its blocks lie side by side or each in its own buffer. So these calls are made
-//! as the calls with a count for each rank (`gather_v`, `scatter_v`, `all_to_all_v`): a rank that passes a list can
-//! make the same call as ranks that pass one buffer. Buffers are not copied together: plans name places by offsets, and
-//! a list gives their addresses (`job::List`).
+//! Each rank decides for itself whether its blocks lie side by side or each in its own buffer. So ranks compare a call
+//! on a list as the call with a count for each rank (`gather_v`, `scatter_v`, `all_to_all_v`). A rank that passes a
+//! list thus makes the same call as a rank that passes one buffer. Buffers are not copied together: plans name places
+//! by offsets, and a list gives their addresses (`job::List`).
 
 use std::marker::PhantomData;
 
@@ -37,7 +37,7 @@ use crate::host::backend::Job;
 /// which is a separate call.
 impl Communicator {
     /// Gathers every rank's source on the root, each into its own buffer. The root passes `Some` with a list of one
-    /// destination for each rank, the others `None`. Cost: the root receives n−1 blocks.
+    /// destination for each rank; the other ranks pass `None`. Cost: the root receives n−1 blocks.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -64,8 +64,8 @@ impl Communicator {
         self.execute(self.prepare_gather_list(source, destinations, root))
     }
 
-    /// Sends each rank its buffer of the root's list. The root passes `Some` with a list of one source for each rank,
-    /// the others `None`. Cost: the root sends n−1 blocks.
+    /// Sends each rank its buffer of the root's list. The root passes `Some` with a list of one source for each rank;
+    /// the other ranks pass `None`. Cost: the root sends n−1 blocks.
     ///
     /// ```
     /// # use collectives::Communicator;

@@ -20,10 +20,10 @@ use crate::host::backend::Jobs;
 /// have the same number of buffers, of the same lengths, in the same order. Ranks compare this before anything is
 /// written. The list may be empty, and so may buffers in it.
 ///
-/// On the host, small buffers are joined, so that together they cost one call and two copies of their bytes. Large ones
-/// (above 4 KiB if all ranks share a host, 64 KiB between hosts) run one after the other, without a copy. No other
-/// thread's call runs in between, and the timeout covers the whole call. On devices, all buffers are queued as one
-/// group, with one launch.
+/// On the host, small buffers are joined, so that together they cost one call and two copies of their bytes. Larger
+/// buffers (above 4 KiB if all ranks share a host, above 64 KiB between hosts) are handled one after the other, without
+/// a copy. No other thread's call runs in between, and the timeout covers the whole call. On devices, all buffers are
+/// queued as one group, with one launch.
 impl Communicator {
     /// Reduces each buffer like [`all_reduce`](Self::all_reduce).
     ///

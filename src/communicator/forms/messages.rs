@@ -166,7 +166,8 @@ type Terms = fn(&Communicator, &'static str, &Envelope, (TypeTag, usize)) -> Res
 /// If a send gives up before its message was received, the receive that would have got it fails at once with `Message`.
 /// If a receive gives up in the middle of a message, the message is kept for the next receive. If it cannot be kept
 /// (limit: 256 MiB on a rank), both ends get an error that reports it as lost. The text of an error tells these cases
-/// apart. A send of at most 64 KiB that has begun to be written is completed, and succeeds.
+/// apart. Once the message of a send of at most 64 KiB is partly written, the rest is written too, and the send
+/// succeeds.
 ///
 /// Errors common to messages:
 /// - `InvalidArgument` if a rank or tag is out of range.

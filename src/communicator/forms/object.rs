@@ -86,7 +86,7 @@ impl Communicator {
         })
     }
 
-    /// Broadcasts the root's object to every rank. The root passes `Some`, the others `None`.
+    /// Broadcasts the root's object to every rank. The root passes `Some`; the other ranks pass `None`.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -139,8 +139,8 @@ impl Communicator {
         })
     }
 
-    /// Sends each rank its object of the root's list. The root passes `Some` with one object per rank, the others
-    /// `None`.
+    /// Sends each rank its object of the root's list. The root passes `Some` with one object per rank; the other ranks
+    /// pass `None`.
     ///
     /// ```
     /// # use collectives::Communicator;

@@ -137,7 +137,7 @@ impl Communicator {
     /// Huge pages are used if the system allows them for shared memory
     /// (`/sys/kernel/mm/transparent_hugepage/shmem_enabled` at `advise`).
     ///
-    /// Dropping the buffer needs no other rank. Its memory is freed at once, and its address space with the next
+    /// Dropping the buffer needs no other rank. Its memory is freed at once; its address space is freed at the next
     /// collective of this communicator. The other ranks' buffers remain; collectives on them then go through the
     /// communicator's own memory. After a failed call, other ranks may still be reading what was in the buffer. That
     /// memory is freed when all ranks of the host have dropped their buffers and the communicator.

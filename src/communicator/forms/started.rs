@@ -12,13 +12,15 @@ use crate::error::Result;
 /// Each call takes its buffers, and gives them back through the [`Work`]. On every rank, these calls run one after
 /// another, in the order in which they were started. A blocking collective waits for them first.
 ///
-/// On host memory, a call returns at once. On devices, it returns after all ranks have made it, because they first
-/// compare their calls ([`Config::check_device_calls`](crate::Config::check_device_calls)).
+/// For buffers in host memory, the call returns at once. For device buffers, it returns after all ranks have made the
+/// call, because the ranks first compare their calls
+/// ([`Config::check_device_calls`](crate::Config::check_device_calls)).
 ///
-/// Errors common to background collectives: On host memory, `InvalidArgument`, `Unsupported` and `Io` come from these
-/// functions. On devices, these functions also return `NoDevice`, the errors of the comparison (`Mismatch`, `Timeout`,
-/// `PeerLost`, `Aborted` and `Poisoned`), and other errors that occur before the call is queued. The call has not
-/// begun then. All later errors come through the [`Work`].
+/// Errors common to background collectives: For buffers in host memory, these functions themselves return
+/// `InvalidArgument`, `Unsupported` and `Io`. For device buffers, they also return `NoDevice`, the errors of the
+/// comparison (`Mismatch`, `Timeout`, `PeerLost`, `Aborted` and `Poisoned`), and other errors that occur before the
+/// call is queued. If one of these functions returns an error, the call has not begun. All later errors come through
+/// the [`Work`].
 ///
 /// ```
 /// # use collectives::{Communicator, ReduceOp};

@@ -1,8 +1,8 @@
 //! The progress of a tagged barrier on one rank, and what this rank knows of the others. Pure: no input or output.
 //!
 //! In each round, a rank notifies the rank at a certain distance ahead that it has entered the barrier. The rank at the
-//! same distance behind notifies it in the same way. The distance doubles with each round. A notification covers all
-//! ranks whose entry its sender knows of, so after log₂ n rounds a rank knows of all entries.
+//! same distance behind notifies it in the same way. The distance doubles with each round. A notification reports every
+//! rank that its sender knows to have entered. So after log₂ n rounds, each rank knows whether all ranks have entered.
 //!
 //! A rank receives from any other rank in only one round. So messages need no number: messages of one source and tag
 //! arrive in order, and each barrier takes one. A barrier whose deadline has passed is not over: what it has sent stays
@@ -48,7 +48,8 @@ impl Standing {
         self.hear((rank as u32).to_le_bytes());
     }
 
-    /// Returns the ranks whose entry `rank` knows of, including its own, and those that the awaited message will cover.
+    /// Returns the ranks that `rank` knows to have entered, including itself, and those that the awaited message will
+    /// add.
     pub(in crate::communicator) fn known(&self, rank: usize, world_size: usize) -> (Vec<usize>, Vec<usize>) {
         let behind = |most: usize| (0..most.min(world_size)).map(move |distance| (rank + world_size - distance) % world_size);
         let mut heard: Vec<usize> = behind(self.distance).collect();

@@ -175,9 +175,9 @@ impl Communicator {
         &self.core.shared.config
     }
 
-    /// Describes how this communicator makes its calls: whether over shared memory or over TCP, and between hosts the
-    /// algorithm of each collective by size, in the format of [`AlgorithmRanges`](crate::AlgorithmRanges). The text is
-    /// for people and may change.
+    /// Describes how this communicator makes its calls: over shared memory or over TCP, and, between hosts, with which
+    /// algorithm. The algorithms are listed for each collective by size, in the format of
+    /// [`AlgorithmRanges`](crate::AlgorithmRanges). The text is for people and may change.
     #[must_use]
     pub fn explain(&self) -> String {
         if self.core.shared.health.is_foreign() {
@@ -187,8 +187,8 @@ impl Communicator {
         said.unwrap_or_else(|_| "in use by a call that is under way".to_owned())
     }
 
-    /// Returns the algorithm of a collective on this rank, on ordinary host memory with a built-in op. `bytes` is the
-    /// size of the whole vector, or of all blocks together.
+    /// Returns the algorithm that this rank uses for a collective on ordinary host memory with a built-in op. `bytes`
+    /// is the size of the whole vector, or of all blocks together.
     ///
     /// Returns `None` if called inside a reduction that is under way, once the communicator is closed, and in a forked
     /// child.

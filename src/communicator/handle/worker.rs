@@ -57,7 +57,7 @@ impl Started {
         }
     }
 
-    /// Ends the call with the error of a turn that did not come, and ends the communicator. The call has a place in the
+    /// Ends the call with the error that its turn did not come, and ends the communicator. The call has a place in the
     /// order of all ranks, and the next call must not take that place.
     #[cold]
     fn refuse(self, why: NoTurn, limit: Duration, shared: &Shared) -> Left {

@@ -20,8 +20,8 @@ impl Communicator {
     /// same store. A handle may outlive its communicator.
     ///
     /// The store lives as long as its server. Rank 0 of the job serves it until it has closed or dropped its
-    /// communicators of the job. After that, the handles of other ranks return errors that say so, and no call waits. A
-    /// launcher's store ends with the launcher.
+    /// communicators of the job. After that, calls on the other ranks' handles do not wait: they return errors that say
+    /// so. A launcher's store ends with the launcher.
     ///
     /// ```
     /// # use collectives::{Communicator, Config, store::Store};

@@ -214,8 +214,8 @@ impl<B: Send + 'static> Work<B> {
     /// Waits until one of `works` ends, and returns its index (the lowest, if several have ended). Returns `None` if
     /// `limit` passes first, or if `works` is empty.
     ///
-    /// If none has ended, it also returns `None` at once inside a call that one of `works` is queued behind, and in a
-    /// callback on the thread that ends one of them. Works of different types can be listed after
+    /// If none has ended, it also returns `None` at once when it is used inside a call that one of `works` is queued
+    /// behind, or in a callback on the thread that ends one of `works`. Works of different types can be listed after
     /// [`erased`](Self::erased).
     ///
     /// ```
@@ -261,7 +261,7 @@ impl<B: Send + 'static> Work<B> {
         }
     }
 
-    /// Returns whether the call has ended, successfully or not. Never blocks. In a forked child it is always true;
+    /// Returns whether the call has ended, successfully or not. Never blocks. In a forked child, always returns `true`;
     /// [`wait`](Self::wait) then returns an error that says why the call cannot end.
     #[must_use]
     pub fn is_done(&self) -> bool {

@@ -1,4 +1,5 @@
-//! Puts calls on streams step by step, one alone or several together. Each group of transfers is one NCCL group.
+//! Puts calls on streams step by step: a single call, or several calls together. Each group of transfers is one NCCL
+//! group.
 
 #![expect(unsafe_code, reason = "calls take addresses of device memory")]
 

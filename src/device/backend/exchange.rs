@@ -1,5 +1,5 @@
-//! The data that ranks without a host backend send each other before a call is queued: 64 bytes each, over NCCL itself,
-//! on a separate stream.
+//! The data that ranks without a host backend send each other before a call is queued. Each rank sends 64 bytes, over
+//! NCCL itself, on a separate stream.
 
 #![expect(unsafe_code, reason = "copies to and from device memory of the backend's own")]
 
@@ -47,9 +47,10 @@ impl DeviceBackend {
     }
 
     /// Waits for a while until each of these peers has received the words of [`DeviceBackend::swap_words`]. For this
-    /// purpose, an end that has received the other's words sends words again. NCCL may complete a send while a proxy
-    /// still holds its bytes, and an abort would lose them. Used by a rank that ends its communicator next and has set
-    /// the reason ([`NcclComm::will_fail`]), so a failure of the second exchange does not matter.
+    /// purpose, both ranks swap words a second time: a rank sends again only once it has received the other rank's
+    /// words. NCCL may complete a send while a proxy still holds its bytes, and an abort would lose them. Used by a
+    /// rank that ends its communicator next and has set the reason ([`NcclComm::will_fail`]), so a failure of the
+    /// second exchange does not matter.
     ///
     /// [`NcclComm::will_fail`]: crate::device::comm::NcclComm::will_fail
     pub(crate) fn await_hearing(&self, peers: &[usize], doing: &dyn Fn() -> String, timeout: Duration) {

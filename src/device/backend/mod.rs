@@ -2,7 +2,7 @@
 //!
 //! A call is first planned, as plain values, and then put on its stream: transfers by NCCL, with this crate's kernels
 //! and copies between them. A call that NCCL implements goes to NCCL directly. [`DeviceAlgorithm`] says which
-//! reductions NCCL does and which this crate's kernels do.
+//! reductions are done by NCCL, and which by this crate's kernels.
 
 mod enqueue;
 mod exchange;
@@ -75,9 +75,9 @@ impl Options {
 /// The resources of calls are created together with the backend: streams, events, kernels, and memory for all but large
 /// folds. Memory for large folds, and custom kernels, are created with the first call that uses them.
 ///
-/// Calls may be captured into a graph. Those that fold, or exchange in place, use the backend's memory: such a graph
-/// must not run at the same time as other calls of the communicator on other streams. The memory and the kernels remain
-/// until the last such graph is gone.
+/// Calls may be captured into a graph. If a captured call folds, or exchanges in place, it uses the backend's memory:
+/// such a graph must not run at the same time as other calls of the communicator on other streams. The memory and the
+/// kernels remain until the last such graph is gone.
 #[derive(Debug)]
 pub(crate) struct DeviceBackend {
     gpu: Gpu,

@@ -1,4 +1,4 @@
-//! The announcement to other ranks whether a call becomes part of a graph.
+//! Announces to other ranks whether a call becomes part of a graph.
 //!
 //! Ranks that compare a call first notify each other whether it becomes part of a graph, and then wait for each other.
 //! Meanwhile another thread may begin or end a capture of the stream. The call is then refused: the others would wait

@@ -1,5 +1,5 @@
-//! Runs work on control communicators, and other NCCL calls that may take long, on separate threads, which end with the
-//! work.
+//! Runs work on control communicators, and other NCCL calls that may take long, on separate threads, each of which ends
+//! with its work.
 //!
 //! Such a thread does one piece of work from beginning to end. Up to NCCL 2.26, the state of work in progress lives in
 //! the memory of the thread that began it. That thread must therefore wait for the end of the work, or abort it. A

@@ -11,10 +11,10 @@
 //!
 //! Calls of one capture on one stream run one after the other, so they share a word; branches have words of their own.
 //! Launches of one executable graph follow each other by the driver's rules. If a program runs two executables of one
-//! graph at the same time, which NCCL forbids, the end of one hides the other. That end is then noticed late or not at
-//! all, but no call is wrongly considered stuck. A launch that the driver refuses writes nothing. A graph that is
-//! launched after a capture failed in the middle of a call would leave a number behind; its communicator has ended by
-//! then.
+//! graph at the same time, which NCCL forbids, the end of one run hides that the other run is still in progress. A call
+//! that is stuck in the other run is then noticed late or not at all, but no call is wrongly considered stuck. A launch
+//! that the driver refuses writes nothing. A graph that is launched after a capture failed in the middle of a call
+//! would leave a number behind; its communicator has ended by then.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -129,7 +129,7 @@ impl LiveGraphs {
         self.living().iter().filter_map(|record| record.launched(now)).min_by_key(left)
     }
 
-    /// Returns the value of the first record's word, and replaces it by `new` if there is one.
+    /// Returns the value of the first record's word, and replaces the value by `new` if there is one.
     #[cfg(test)]
     #[cfg(simgpu)]
     pub(super) fn first_word(&self, new: Option<u32>) -> u32 {

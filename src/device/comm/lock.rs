@@ -141,7 +141,8 @@ pub(super) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
 }
 
 /// Pauses between two polls of a device or another thread. The first pauses are very short; later ones are sleeps for a
-/// share of the time waited so far. So the end is noticed late by at most that share. Each wait has its own value.
+/// share of the time waited so far. So the end of the wait is noticed late by at most that share. Each wait has its own
+/// value.
 ///
 /// While awake it does not yield the core: on a busy host, others would then keep the core for milliseconds, whereas a
 /// sleeping thread is woken at once.

@@ -2,8 +2,9 @@
 //! later NCCL call, and nothing waits forever.
 //!
 //! With NCCL alone, either calls start threads or a wait may never end. A communicator that *blocks* launches its calls
-//! on the calling thread, but aborting it frees memory that a thread still inside an NCCL call uses. One that does *not
-//! block* can be aborted, but starts a thread for every call (from 2.23.4 on). So there are two:
+//! on the calling thread, but aborting it frees memory that a thread still inside an NCCL call uses. A communicator
+//! that does *not block* can be aborted, but starts a thread for every call (from 2.23.4 on). So two NCCL communicators
+//! are used together:
 //!
 //! - the **control communicator** does not block, and nothing is ever launched on it. It is created from ids, and all
 //!   others are created from it;
@@ -18,16 +19,16 @@
 //!   an error. The data communicator's own memory is not touched: it is aborted once no thread is inside
 //!   ([`state::InCallGuard`]). Until then its handle is valid.
 //! - *A deadline that passes* makes another thread abort (`watchdog.rs`), and the thread inside gets its error.
-//! - *Captured graphs* hold only the data communicator, so they cannot delay the abort that releases streams. NCCL's
-//!   last abort waits until the graphs are dropped, on a thread that no other thread waits for; closing is refused
-//!   while they exist.
+//! - *Captured graphs* hold only the data communicator, so they cannot delay the abort of the control communicator,
+//!   which releases the streams. NCCL's last abort waits until the graphs are dropped, on a thread that no other thread
+//!   waits for; closing is refused while they exist.
 //! - *Children* would also share the flags, and end with their parent. So each child starts as a new control
 //!   communicator: from a new id, or by the calls for which NCCL creates separate flags (`ncclCommShrink`,
 //!   `ncclCommGrow`, splits of a revoked communicator).
 //! - *All other calls* may take as long as other ranks do. They run on separate threads, for which the caller waits
 //!   until its deadline (`control.rs`).
-//! - *`ncclCommRevoke`* frees memory that a call in progress uses (up to 2.30.7). The control communicator has no such
-//!   call while its turn is held, and the gate keeps threads out of the data communicator.
+//! - *`ncclCommRevoke`* frees memory that a call in progress uses (up to 2.30.7). While its turn is held, the control
+//!   communicator has no call in progress, and the gate keeps threads out of the data communicator.
 //!
 //! Two ranks may make the first calls of two communicators of one device in different orders; each rank then waits
 //! inside NCCL for the other. So no thread waits long for the lock of a device, which serialises launches
@@ -78,8 +79,8 @@ pub(crate) use self::stream_position::StreamPosition;
 
 /// An NCCL communicator. Any thread may use it; one call is made at a time.
 ///
-/// An error other than a wrong argument ends it. It is aborted, so that work on streams that waits for other ranks
-/// ends. All later calls are refused, with the first error as the cause.
+/// An error other than a wrong argument ends the communicator. It is aborted, so that work on streams that waits for
+/// other ranks ends. All later calls are refused, with the first error as the cause.
 #[derive(Debug)]
 pub(crate) struct NcclComm {
     inner: Arc<Inner>,

@@ -517,8 +517,8 @@ pub(crate) enum Notice {
     Revoked(Error),
 }
 
-/// External knowledge of the ranks that a device waits for. NCCL reports nothing about a peer on the same host that has
-/// died or is stopped.
+/// Knowledge, from outside NCCL, about the ranks that a device waits for. If a peer on the same host has died or is
+/// stopped, NCCL does not report it.
 pub(crate) trait LivenessProbe: Debug + Send + Sync {
     /// Returns the reason why `doing` will not end, if a rank is known to be gone. A waiting thread asks from time to
     /// time, and passes the time that it has waited. In rare cases the answer takes some hundred milliseconds.

@@ -1,4 +1,4 @@
-//! Waits until a stream has done its work so far. From such a wait, a rank learns that its own calls on the stream have
+//! Waits until a stream has done its work so far. After such a wait, a rank knows that its own calls on the stream have
 //! ended.
 
 use std::sync::Arc;

@@ -106,8 +106,8 @@ impl NcclComm {
             0 => Ok(()),
             graphs => {
                 let reason = format!(
-                    "{graphs} CUDA graphs hold calls of this communicator, and NCCL would wait for their end: drop them first; nothing has \
-                     been closed, and the communicator still works"
+                    "{graphs} CUDA graphs hold calls of this communicator, and NCCL would wait until the graphs are destroyed: drop the \
+                     graphs first; nothing has been closed, and the communicator still works"
                 );
                 Err(Error::argument(call, reason))
             }

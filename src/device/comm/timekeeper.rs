@@ -1,5 +1,5 @@
-//! Watches the deadlines of calls that were made, and lost ranks that calls wait for. Nothing here calls the driver or
-//! NCCL, or waits for a lock that is held during such a call.
+//! Watches for calls that miss their deadlines, and for lost ranks that calls wait for. Nothing here calls the driver
+//! or NCCL, or waits for a lock that is held during such a call.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,6 +1,6 @@
 //! The threads that notice calls that do not end, and abort their communicators.
 //!
-//! For each device of the process, a *prober* queries the driver and NCCL. It may get stuck there: another thread's
+//! For each device of the process, a *prober* queries the driver and NCCL. It may get stuck there, if another thread's
 //! free, module or synchronisation call holds the driver's locks while a kernel waits for other ranks. One *timekeeper*
 //! queries neither. It relies on what the probers have published and what calls record themselves. So deadlines take
 //! effect even if the driver does not answer.
@@ -93,7 +93,7 @@ impl Role {
         }
     }
 
-    /// Looks after each communicator once. Returns how long to rest afterwards.
+    /// Checks each communicator once. Returns how long to rest afterwards.
     fn round(self, communicators: Vec<Arc<Inner>>) -> Duration {
         let mut rest = ROUNDS.1;
         for communicator in communicators {

@@ -1,5 +1,5 @@
-//! The values that the prober learns about a communicator and on which the timekeeper relies. They are plain values
-//! behind locks. No thread holds these locks while it calls the driver, NCCL or other code.
+//! The values that the prober learns about a communicator and on which the timekeeper relies. The values are protected
+//! by locks. No thread holds these locks while it calls the driver, NCCL or other code.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

@@ -325,7 +325,7 @@ mod tests {
         // The second time the driver is called for its compiler's text.
         simgpu::fail_call_of_this_thread("cuModuleLoadData", 1, 200);
         let error = Kernels::on(&gpu).unwrap_err().to_string();
-        assert!(error.contains("loading our kernels of the family \"bits\" on device 0"), "{error}");
+        assert!(error.contains("loading kernels of the family \"bits\" on device 0"), "{error}");
         Kernels::on(&gpu).unwrap();
     }
 }

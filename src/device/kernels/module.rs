@@ -133,6 +133,6 @@ impl Family {
     pub(super) fn load(&self, gpu: &Gpu) -> Result<Module> {
         let image = CStr::from_bytes_with_nul(self.image(gpu.capability).as_bytes())
             .map_err(|_| Error::config(format!("image {}", self.name), "it does not contain exactly one NUL, at its end"))?;
-        Module::load(&gpu.context, image, &format!("our kernels of the family {:?}", self.name))
+        Module::load(&gpu.context, image, &format!("kernels of the family {:?}", self.name))
     }
 }

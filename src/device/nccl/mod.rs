@@ -20,9 +20,9 @@ use crate::error::Error;
 
 pub(crate) use self::raw::Raw;
 
-/// The oldest NCCL that is used. `comm/` needs a child that shares its parent's abort flags and outlives its parent's
-/// abort. 2.18 hangs if it aborts while other threads are active. 2.19.1 and 2.19.3 detach a thread in a slow abort,
-/// and free memory that this thread still uses. 2.20.3 does not always connect children.
+/// The oldest NCCL that is used. `comm/` needs a child communicator that shares its parent's abort flags and outlives
+/// its parent's abort. Release 2.18 hangs in an abort if other threads are active. In a slow abort, 2.19.1 and 2.19.3
+/// detach a thread, and free memory that this thread still uses. 2.20.3 does not always connect children.
 const OLDEST: Version = Version::new(2, 20, 5);
 
 /// Returns NCCL: the named file, or a library that is already in the process or that the system's loader finds.

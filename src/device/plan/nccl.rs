@@ -1,4 +1,5 @@
-//! Collectives that NCCL implements, or that are composed of sends and receives if the loaded library is older.
+//! Collectives that NCCL implements. If the loaded library is too old for one of them, that collective is composed of
+//! sends and receives.
 
 use super::algorithm::NcclOp;
 use super::step::{Plan, Ranks, Scratch, Step, StreamRole, Transfer};

@@ -27,7 +27,7 @@ enum Shape {
 pub(super) struct Slabs {
     shape: Shape,
     ranks: usize,
-    /// The most bytes that one rank folds in a slab.
+    /// The largest number of bytes that one rank folds in a slab.
     chunk: usize,
     unit: usize,
 }

@@ -1,12 +1,12 @@
-//! Compares the counts of calls in which each rank knows only some of them (`gather_v`, `scatter_v`, `all_to_all_v` and
-//! lists), before any data moves.
+//! Compares the ranks' counts before any data moves, in calls in which each rank knows only some of the counts
+//! (`gather_v`, `scatter_v`, `all_to_all_v` and calls on lists).
 //!
 //! Each block has a number, which is a hash of its sender, receiver and length. Each rank adds the numbers of the
 //! blocks that it sends, and subtracts those of the blocks that it expects. If the two ends of every transfer agree,
 //! the sum over all ranks is 0. If not, it is 0 with a probability of only 2⁻¹²⁸. One all-reduce of 16 bytes thus
-//! compares the counts of all ranks. It also serves as the agreement on the call: it takes one step in shared memory
-//! and, over links, the messages of an agreement, each with 16 bytes. If the sum is not 0, the ranks exchange their
-//! counts, and all return the same error.
+//! compares the counts of all ranks. This all-reduce also serves as the agreement on the call: it takes one step in
+//! shared memory and, over links, the messages of an agreement, each with 16 bytes. If the sum is not 0, the ranks
+//! exchange their counts, and all return the same error.
 //!
 //! Even counts that were chosen to make the sum 0 do no harm: the ends of a link compare counts again before accepting
 //! bytes.

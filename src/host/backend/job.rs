@@ -61,7 +61,7 @@ impl Job {
         unsafe { NormalisedBools::new(self.call.element, destination, destination_len) }
     }
 
-    /// Returns such guards for a job with lists; these jobs go over links.
+    /// Returns such a guard for each block of the destination, if the job has lists. Such jobs go over links.
     pub(super) fn listed_bools(&self) -> Vec<NormalisedBools<'_>> {
         let Some(_) = &self.lists else { return Vec::new() };
         let whole = (self.memory.destination, self.memory.destination_len);
@@ -71,7 +71,7 @@ impl Job {
         blocks.into_iter().map(|(start, len)| unsafe { NormalisedBools::new(self.call.element, start, len) }).collect()
     }
 
-    /// Runs the call of the only rank, whose contribution is the result.
+    /// Runs the call if there is only one rank: its contribution is the result.
     pub(super) fn run_alone(&self, rank: usize) {
         let Operands { mut source, source_len, mut destination, destination_len } = self.narrowed(rank);
         if self.lists.is_some() {

@@ -1,9 +1,9 @@
-//! Calls on several buffers. Small ones are joined, so that together they cost one call. Large ones run one after the
-//! other, since copying them would cost more than their calls.
+//! Calls on several buffers. Small buffers are joined, so that together they cost one call. Large buffers are not:
+//! there is one call for each of them, since copying large buffers would cost more than the additional calls.
 //!
 //! Which buffers are joined follows from what the ranks have agreed on (the lengths of all buffers, the type, the
 //! hosts), so all ranks join the same buffers. Every collective of such a call carries the digest of all lengths. So
-//! the first one detects ranks whose lengths differ, before anything is written.
+//! the first collective detects ranks whose lengths differ, before anything is written.
 
 #![expect(unsafe_code, reason = "copies between the buffers of jobs and the memory that holds them together")]
 

@@ -1,5 +1,5 @@
-//! One type for both kinds of links, and the choice of the kind that reaches each peer, for collectives and for
-//! messages.
+//! Provides one type for both kinds of links (shared memory and TCP), and chooses for each peer the kind that reaches
+//! it, for collectives and for messages.
 
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;

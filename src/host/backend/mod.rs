@@ -3,19 +3,19 @@
 //! There are three routes:
 //! - Inside one host: over shared memory alone.
 //! - Between ranks that share no host: over links, by a plan.
-//! - Hierarchical: the ranks of a host first agree (and reduce) in shared memory, then the hosts exchange, then each
-//!   host distributes the result.
+//! - Hierarchical: the ranks of a host first agree (and reduce) in shared memory, then the hosts exchange data, then
+//!   each host distributes the result.
 //!
 //! # Agreement
 //!
 //! Every collective carries its call's fingerprint (sequence, kind, op, type, count, root, hash of the counts) in its
 //! first message. No rank writes to the caller's destination before it has received, directly or through others, the
 //! fingerprint of every rank. If the data's own route does not inform every rank about every other, the plan begins
-//! with a dissemination round of empty messages, and data is already sent alongside it. This costs rooted collectives
-//! up to log₂ n hops (none between two ranks), and makes every collective synchronising. In return, a mismatch is an
-//! error on every rank and touches no buffer. If each rank knows only some of the counts, a sum over all ranks
-//! (`counts.rs`) compares them first, and the data follows. This needs no more messages than the dissemination round,
-//! but makes `gather_v` and `scatter_v` one hop longer.
+//! with a dissemination round of empty messages, and data is already sent alongside these messages. This costs rooted
+//! collectives up to log₂ n hops (none between two ranks), and makes every collective synchronising. In return, a
+//! mismatch is an error on every rank and touches no buffer. If each rank knows only some of the counts, a sum over all
+//! ranks (`counts.rs`) compares them first, and the data follows. This needs no more messages than the dissemination
+//! round, but makes `gather_v` and `scatter_v` one hop longer.
 //!
 //! A rank that finds a difference ends the communicator with an *abort reason* of 80 bytes. It is written to shared
 //! memory and flooded over all links, so that ranks with no link to the culprit get the same error. A rank waits 200 ms
@@ -104,7 +104,8 @@ pub(crate) struct HostBackend {
     has_left: bool,
 }
 
-/// A call in progress. Dropped only if a panic (in a custom op) interrupts it; then the communicator ends.
+/// A guard for a call in progress. It is dropped only if a panic (in a custom op) interrupts the call; then the
+/// communicator ends.
 struct Running<'a>(&'a mut HostBackend, &'a Call);
 
 impl Drop for Running<'_> {

@@ -1,9 +1,9 @@
 //! Chooses the algorithm of a call over links, and keeps the plans of the latest calls: a training step makes the same
 //! calls again and again.
 //!
-//! A plan is looked up by everything that it depends on. It remembers the memory for which it was last checked. So a
-//! call of a known shape neither allocates nor checks its plan again. Plans of `all_to_all_v` are not kept: its counts
-//! mostly differ from call to call.
+//! A plan is looked up by everything that it depends on. Each plan remembers the memory for which it was last checked.
+//! So a call of a known shape neither allocates nor checks its plan again. Plans of `all_to_all_v` are not kept,
+//! because their counts usually differ from call to call.
 
 use std::sync::Arc;
 

@@ -256,7 +256,7 @@ impl HostBackend {
         }
     }
 
-    /// Reduces to one rank of each host, then between those to the root.
+    /// Reduces to one rank of each host, and from these ranks to the root.
     fn hierarchical_reduce(
         &mut self,
         job: &Job,
@@ -290,8 +290,8 @@ impl HostBackend {
         self.agree_within_host(call, deadline)
     }
 
-    /// Sends from the root to one rank of each host, and from these to the others of their host. The ranks of a host
-    /// agree first.
+    /// Sends the vector from the root to one rank of each host, and from each of these ranks to the others of its host.
+    /// The ranks of a host agree first.
     fn hierarchical_broadcast(&mut self, job: &Job, bytes: usize, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
         let root = call.root.unwrap_or_default() as usize;
         self.agree_within_host(call, deadline)?;
@@ -316,7 +316,7 @@ impl HostBackend {
         }
     }
 
-    /// Meets on the host, then between one rank of each host, then on the host again.
+    /// Runs a barrier on the host, then a barrier among one rank of each host, then another on the host.
     fn hierarchical_barrier(&mut self, call: &Call, deadline: &Deadline) -> Result<(), Interrupted> {
         self.agree_within_host(call, deadline)?;
         if self.topology.local() == 0 {

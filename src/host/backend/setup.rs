@@ -169,8 +169,8 @@ fn orders(config: &Config) -> Orders {
     Orders { calls, stall_warning: config.stall_warning, folder: config.flight_recorder_dir.clone() }
 }
 
-/// Refuses a rank that listens on its loopback interface if another rank has a different loopback interface, and so
-/// could never connect to it.
+/// Refuses a rank that listens on its loopback interface if another rank has a different loopback interface: that other
+/// rank could never connect to it.
 fn check_reach(facts: &[HostFacts], peers: &[Peer], address_of: impl Fn(usize) -> Option<SocketAddr>) -> Result<()> {
     for (rank, own) in facts.iter().enumerate() {
         let Some(address) = address_of(rank).filter(|address| address.ip().is_loopback() && !own.loopback.is_empty()) else { continue };
@@ -207,7 +207,8 @@ fn report(why: &str, topology: &Topology, refusals: &[(usize, String)]) {
     }
 }
 
-/// Returns identities that separate the ranks of each host on which a rank cannot share memory.
+/// Returns the identities, in which each rank of a host counts as a host of its own if any rank of that host cannot
+/// share memory.
 fn apart(identities: &[String], refusals: &[(usize, String)]) -> Vec<String> {
     let is_without = |identity: &String| refusals.iter().any(|(rank, _)| identities.get(*rank) == Some(identity));
     let name = |(rank, identity): (usize, &String)| if is_without(identity) { format!("{identity} rank={rank}") } else { identity.clone() };
@@ -235,8 +236,8 @@ const VERSION: u32 = 4;
 struct HostFacts {
     /// A random number; rank 0's becomes the communicator's.
     nonce: [u8; 16],
-    /// A tag that shows that the rank knows the job's secret, if there is one. It detects mistakes; connections refuse
-    /// ranks that cannot prove that they know the secret.
+    /// A tag that shows that the rank knows the job's secret, if there is one. The tag only detects mistakes.
+    /// Protection comes from the connections: they refuse ranks that cannot prove that they know the secret.
     tag: Option<[u8; 32]>,
     pid: u32,
     /// The settings that all ranks must share, as text.

@@ -13,8 +13,8 @@ pub(crate) struct Topology {
     host: usize,
     /// This rank's index on its host.
     local: usize,
-    /// By share: the ranks that carry it between hosts, one of each host. There are as many shares as the smallest host
-    /// has ranks.
+    /// For each share: the ranks that carry it between hosts, one rank of each host. There are as many shares as the
+    /// smallest host has ranks.
     share_owners: Vec<Arc<[usize]>>,
     /// Every rank.
     everyone: Arc<[usize]>,

@@ -45,14 +45,15 @@ pub(crate) trait Links {
     /// One link.
     type Link: ByteLink;
 
-    /// Returns the link to a rank. If there is none yet, returns one that is being opened. Nothing moves on it until it
-    /// is open, and this does not wait for that.
+    /// Returns the link to a rank. If there is none yet, returns one that is being opened. Nothing moves on that link
+    /// until it is open, and this function does not wait for that.
     fn link(&mut self, rank: usize) -> Result<&mut Self::Link, Interrupted>;
 
     /// Calls `visit` for every open link, with its rank.
     fn for_each_open(&mut self, visit: &mut dyn FnMut(usize, &mut Self::Link));
 
-    /// Closes the link to a rank, if there is one. It is used after a message was cut off, when no other can follow.
+    /// Closes the link to a rank, if there is one. This is used after a message was cut off, because no other message
+    /// can follow it on the same link.
     fn drop_link(&mut self, rank: usize);
 }
 
@@ -97,7 +98,7 @@ impl From<AbortReason> for End {
     }
 }
 
-/// The state that outlives a run: bytes that arrived early, and memory for reuse. Runs plans, one at a time.
+/// Runs plans, one at a time, and keeps the state that outlives a run: bytes that arrived early, and memory for reuse.
 #[derive(Debug)]
 pub(crate) struct Engine {
     rank: usize,

@@ -49,13 +49,13 @@ impl PeerState {
         self.run_state = RunState::new();
     }
 
-    /// Puts a send before all others of this run. Returns the step that was first.
+    /// Queues a send before all other sends of this run. Returns the step that was first until then.
     pub(super) fn queue_send(&mut self, step: u32, len: usize) -> u32 {
         self.run_state.send_total += len as u64;
         std::mem::replace(&mut self.run_state.send, step)
     }
 
-    /// Puts a receive before all others of this run. Returns the step that was first.
+    /// Queues a receive before all other receives of this run. Returns the step that was first until then.
     pub(super) fn queue_receive(&mut self, step: u32, len: usize) -> u32 {
         self.run_state.receive_total += len as u64;
         std::mem::replace(&mut self.run_state.receive, step)

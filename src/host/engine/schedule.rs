@@ -1,4 +1,4 @@
-//! Finds the steps of a plan that can proceed: keeps the steps that each one waits for, and the order in which each
+//! Finds the steps of a plan that can proceed: keeps track of what each step waits for, and of the order in which each
 //! peer is served. Folds and copies are done here, in pieces short enough not to delay the links.
 
 #![expect(unsafe_code, reason = "folds and copies work on raw memory")]
@@ -33,8 +33,8 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    /// Loads a plan. Calls `queue` for every send and receive, the last first; `queue` returns the step that follows it
-    /// in its direction.
+    /// Loads a plan. Calls `queue` for every send and receive, in reverse order; `queue` returns the step that follows
+    /// with the same peer in the same direction.
     pub(super) fn begin(&mut self, plan: &Plan, mut queue: impl FnMut(u32, &Action) -> Result<u32, String>) -> Result<(), String> {
         let count = plan.steps.len();
         if u32::try_from(count).is_err() {
@@ -93,7 +93,7 @@ impl Schedule {
         }
     }
 
-    /// Marks a step as done. Returns the one that follows it with the same peer in the same direction.
+    /// Marks a step as done. Returns the step that follows it with the same peer in the same direction.
     pub(super) fn finish(&mut self, step: u32) -> u32 {
         self.left -= 1;
         let mut edge = self.first_edge[step as usize];

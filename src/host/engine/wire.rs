@@ -27,8 +27,8 @@ const LEAVE: u8 = 4;
 /// A parsed message. Its payload, if it has one, follows in the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Message {
-    /// The first message of the sender in a call: its call as bytes, its payload bytes in this call, and those of this
-    /// message.
+    /// The sender's first message in a call: the call as bytes, the number of payload bytes that the sender will send
+    /// on this link in the call, and the number in this message.
     First { call: [u8; Call::FINGERPRINT_BYTES], total: u64, payload: usize },
     /// A later message of the call.
     Next { payload: usize },

@@ -1,4 +1,4 @@
-//! Opening a link, by this rank or by the peer, without blocking.
+//! Opens a link without blocking, whether this rank or the peer is the one to open it.
 //!
 //! If this rank opens the link, it connects, proves that it knows the secret, sends a hello, reads the answer and
 //! confirms. If the peer opens it, this rank takes the link from its own listener. Meanwhile it connects to the peer
@@ -82,7 +82,8 @@ pub(crate) enum ConnectError {
 }
 
 impl From<ConnectError> for Interrupted {
-    /// In each case the peer is not where it was, and that is all that can be reported to others.
+    /// In each case, this rank does not reach the peer at the peer's address, and that is all that can be reported to
+    /// other ranks.
     fn from(error: ConnectError) -> Self {
         event::warn!("{error}");
         let (ConnectError::Gone { rank, .. }

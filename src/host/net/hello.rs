@@ -1,6 +1,6 @@
 //! The handshake messages of a new link, as bytes. No I/O.
 //!
-//! The end that connects sends a [`Hello`]. The end that accepts sends an [`Answer`]. If it is a welcome, the
+//! The end that connects sends a [`Hello`]. The end that accepts sends an [`Answer`]. If the answer is a welcome, the
 //! connecting end replies with [`CONFIRM`], and only then is the link open. So an attempt that was abandoned midway
 //! never looks like a link.
 //!

@@ -11,9 +11,9 @@ use crate::base::event;
 use crate::base::fork::Process;
 
 /// Returns a text that is equal in two processes only if they can pass each other a descriptor of shared memory over a
-/// Unix socket with an abstract name.
+/// Unix socket with an abstract name. It contains what must be equal for that:
 ///
-/// - The boot id identifies the kernel. No two hosts have the same, and a host has a new one after a restart.
+/// - The boot id: it identifies the kernel. No two hosts have the same, and a host has a new one after a restart.
 /// - The network namespace: abstract socket names are looked up in it.
 /// - The user namespace and the user: each end checks that the other is the same user, and user numbers are comparable
 ///   only within one namespace.

@@ -149,8 +149,8 @@ impl Acceptor {
         }
     }
 
-    /// Ensures that a connection that is about to be dropped no longer ends waits. Closing the connection is not enough
-    /// if a forked child also has it open.
+    /// Ensures that a connection that is about to be dropped no longer wakes a thread that waits for the listener.
+    /// Closing the connection is not enough if a forked child also has it open.
     fn unwatch(&self, stream: impl AsFd) {
         // It may not be registered.
         let _ = epoll::delete(&self.readiness, stream);
@@ -165,7 +165,8 @@ impl Acceptor {
         self.pending.add(PendingConnection::new(stream, from, self.terms.secret.as_ref()), now);
     }
 
-    /// Sets the options of an incoming connection, and registers it so that it ends waits.
+    /// Sets the options of an incoming connection, and registers it, so that its bytes wake a thread that waits for the
+    /// listener.
     fn prepare(&self, stream: &TcpStream, from: SocketAddr) -> io::Result<()> {
         stream.set_nonblocking(true)?;
         tcp::prepare(SockRef::from(stream), self.terms.silence_timeout)?;

@@ -135,7 +135,7 @@ pub(super) fn prepare(socket: SockRef<'_>, silence_timeout: Duration) -> io::Res
 }
 
 /// Returns the settings of the kernel's probes: idle seconds before the first, seconds between two, and their number.
-/// The kernel gives up after the silence timeout. Each is in the range that the kernel accepts.
+/// The kernel gives up after the silence timeout. Each of the three values is in the range that the kernel accepts.
 fn keep_alive(silence_timeout: Duration) -> [u64; 3] {
     let seconds = silence_timeout.as_secs() + u64::from(silence_timeout.subsec_nanos() > 0);
     let seconds = seconds.clamp(2, 1 << 16);

@@ -3,8 +3,9 @@
 //! In round k, rank r is paired with rank (k - r) mod n, and they exchange their blocks: every pair meets once, and no
 //! rank has two partners in one round. A few rounds are in progress at once.
 //!
-//! Small equal blocks are all sent at once, into scratch: every rank hears from every other, so they are copied without
-//! an agreement. Unequal blocks are sent after the ranks have compared their lengths, which is also the agreement.
+//! Small equal blocks are all sent at once, into scratch: every rank hears from every other, so the blocks are copied
+//! to the destination without a separate agreement. Unequal blocks are sent after the ranks have compared their
+//! lengths, which is also the agreement.
 
 use super::builder::{Blocks, Builder, Part, alone, is_carried};
 use super::{Plan, Space, Span};
@@ -12,8 +13,8 @@ use crate::base::tuning::plan::EXCHANGES_IN_FLIGHT as IN_FLIGHT;
 
 /// Returns a plan for `all_to_all` of equally long blocks.
 ///
-/// Scratch: the received bytes if blocks are small, otherwise none. `in_place` (source and destination are the same
-/// memory): `IN_FLIGHT` segments.
+/// Scratch: the received bytes if blocks are small; otherwise `IN_FLIGHT` segments if `in_place` (source and
+/// destination are the same memory), and none if not.
 pub(crate) fn all_to_all(n: usize, me: usize, block: usize, in_place: bool, segment: usize) -> Plan {
     if n == 1 {
         return alone(block);

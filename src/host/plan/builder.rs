@@ -57,8 +57,8 @@ impl Part {
         Span { space, offset: self.offset, len: self.len }
     }
 
-    /// Returns piece number `index` of `pieces` nearly equal ones, cut on element boundaries, the longer ones first.
-    /// The length must be a multiple of `element`.
+    /// Returns piece number `index` of `pieces` nearly equal pieces, cut on element boundaries, the longer pieces
+    /// first. The length must be a multiple of `element`.
     pub(super) fn piece(self, pieces: usize, index: usize, element: usize) -> Self {
         let elements = self.len / element;
         let (each, longer) = (elements / pieces, elements % pieces);

@@ -1,4 +1,5 @@
-//! Moves short messages without turning the send or the receive into a request: the usual case if two ranks take turns.
+//! Moves short messages without turning the send or the receive into a request. This is the usual case if two ranks
+//! take turns.
 //!
 //! A send is written at once if nothing is queued before it. A receive that names its source and tag polls the front of
 //! that source's stream for a while. If the link shows the beginning of the next frame, the message goes directly to
@@ -52,7 +53,7 @@ impl<C: Connector> Messages<C> {
     }
 
     /// Receives a short message from `from`, which must be less than the world size, if it arrives within a few polls
-    /// and nothing is before it.
+    /// and no other message is before it.
     ///
     /// # Safety
     ///

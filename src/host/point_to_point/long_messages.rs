@@ -1,8 +1,8 @@
 //! Incoming long messages, which this rank has cleared and which arrive in pieces. No I/O.
 //!
-//! A message continues to arrive when its receive gives up, because its sender may already be done with it. The part
-//! that has arrived moves into the message's own memory, and the rest follows it there. The next receive takes the
-//! message over, whether all of it has arrived or only a part.
+//! A message continues to arrive even after its receive has given up, because its sender may already be done with it.
+//! The part that has arrived moves into the message's own memory, and the rest follows it there. The next receive takes
+//! the message over, whether all of it has arrived or only a part.
 
 use std::ops::Range;
 
@@ -115,7 +115,7 @@ impl LongMessages {
         Some(std::mem::replace(&mut message.place, place))
     }
 
-    /// Behaves as if the limit of kept messages were reached.
+    /// Behaves as if the limit on kept messages had been reached.
     #[cfg(test)]
     pub(super) fn keep_no_more(&mut self) {
         self.kept = KEPT_BYTES;

@@ -35,7 +35,7 @@ fn too_long(peer: usize, element: TypeTag, sent: usize, capacity: usize) -> Mess
 struct Account {
     /// Cost of messages that have arrived and have not been matched.
     waiting: usize,
-    /// Cost of received messages that the sender has not been notified of.
+    /// Cost of messages that have been received, without the sender having been notified of that yet.
     owed: usize,
     /// The link on which its messages arrive.
     link: usize,

@@ -1,4 +1,4 @@
-//! The engine: posts requests, makes progress on them, waits for them, polls them and cancels them.
+//! The message engine of one rank: posts requests, makes progress on them, waits for them, polls them and cancels them.
 
 #![expect(unsafe_code, reason = "posting a request takes the caller's memory for longer than the call")]
 
@@ -212,7 +212,8 @@ impl<C: Connector> Messages<C> {
         }
     }
 
-    /// Moves whatever can move now, on all links, and takes new ones. Returns whether anything moved.
+    /// Moves whatever can move now, on all links, and takes links that peers have opened. Returns whether anything
+    /// moved.
     pub(crate) fn progress(&mut self) -> bool {
         let moved = self.drive() | self.take_links();
         if moved {

@@ -1,15 +1,15 @@
 //! Sends and receives with tags: the engine of one rank.
 //!
-//! Messages travel over links that are opened when first needed. A message to a peer always takes the same link, so two
-//! of them are never reordered. The first available link is chosen, no matter which rank opened it. If both ranks open
-//! one at the same moment, there are two, and both are read.
+//! Messages travel over links that are opened when first needed. All messages to a peer take the same link, so they are
+//! never reordered. The first available link is chosen, no matter which rank opened it. If both ranks open one at the
+//! same moment, there are two, and both are read.
 //!
 //! A short message (up to 64 KiB) is sent at once, and the send is complete when the link has taken it. If no receive
 //! matches yet, the receiving rank buffers it: up to 64 MiB over all peers, shared out evenly, with at least 1 MiB for
 //! each. This share is the sender's credit with the receiving rank, and the sender keeps track of it. When the credit
 //! is exhausted, further messages to that rank wait until earlier ones have been received. Their sends stay pending,
 //! but links are still read, so nothing else is held up. A long message is announced first. When a receive has matched
-//! it, it moves in pieces from the sender's memory to the receiver's.
+//! it, the message moves in pieces from the sender's memory to the receiver's.
 //!
 //! A send or a receive may be given up at any time. No message is lost without notification. A short message that has
 //! begun to be written is sent. Any other send that is given up leaves a note in its place, and the receive that
@@ -64,7 +64,7 @@ pub(crate) trait Connector {
     fn connect(&mut self, peer: usize) -> Result<Self::Link, Interrupted>;
 
     /// Returns the links that peers have opened to this rank since the last call, with the ranks that opened them. Must
-    /// not block. No more than one of each peer is used.
+    /// not block. At most one link of each peer is used.
     fn accept(&mut self) -> Vec<(usize, Self::Link)>;
 
     /// Whether no peer will open another link.
@@ -148,8 +148,8 @@ pub(crate) enum MessageError {
         /// How long the sender had tried.
         after: Duration,
     },
-    /// The receiver gave up in the middle of a long message, and could not keep it, or its next receive could not take
-    /// it.
+    /// The receive gave up in the middle of a long message, and the receiver could not keep the message, or its next
+    /// receive could not take it.
     #[error("rank {peer} gave up receiving this message partway, and no other receive there could take it: the message is lost")]
     Abandoned {
         /// The receiver.

@@ -26,7 +26,8 @@ pub(super) trait Numeric: 'static {
     fn narrow(wide: Self::Wide) -> Self::Stored;
 }
 
-/// Integers and floats of unchanged width. Also bytes for bitwise ops, regardless of the element.
+/// Integers and floats, computed with in their own width. Bitwise ops use this type on bytes, whatever the element
+/// type.
 pub(super) struct Plain<T>(T);
 
 macro_rules! plain_integers {

@@ -115,7 +115,8 @@ macro_rules! float_operations {
             }
         }
 
-        /// A NaN yields to a number. -0 counts as less than +0, so the order of the operands does not matter.
+        /// If one value is a NaN, the result is the other. -0 counts as less than +0, so the order of the operands does
+        /// not matter.
         impl Operation<$float> for Least {
             #[inline(always)]
             fn combine(a: $float, b: $float) -> $float {
@@ -127,7 +128,8 @@ macro_rules! float_operations {
             }
         }
 
-        /// A NaN yields to a number. +0 counts as greater than -0, so the order of the operands does not matter.
+        /// If one value is a NaN, the result is the other. +0 counts as greater than -0, so the order of the operands
+        /// does not matter.
         impl Operation<$float> for Greatest {
             #[inline(always)]
             fn combine(a: $float, b: $float) -> $float {
@@ -177,9 +179,9 @@ trait DividedBy {
     fn divided_by(self, divisor: NonZeroU64) -> Self;
 }
 
-/// Processors have no vector division of integers, but one of floats. It is exact here. The nearest float to the
-/// quotient `x / n` can reach the integer `k` above it only if `k * n`, which is at most `|x| + n`, needs more bits
-/// than the float's mantissa has. If `n` is greater than every `|x|`, the quotient stays below 1.
+/// Processors can divide vectors of floats, but not of integers. The division of floats is exact here. The nearest
+/// float to the quotient `x / n` can reach the integer `k` above it only if `k * n`, which is at most `|x| + n`, needs
+/// more bits than the float's mantissa has. If `n` is greater than every `|x|`, the quotient stays below 1.
 macro_rules! divided_as_float {
     ($($int:ty, $float:ty, $whole:ty;)*) => {$(
         impl DividedBy for $int {

@@ -141,7 +141,7 @@ pub(super) struct Chunking {
 }
 
 impl Chunking {
-    /// Cuts `width` blocks of `bytes` each that are only moved, all of them in every step.
+    /// Cuts `width` blocks of `bytes` each that are only moved. Every step carries a piece of each block.
     #[inline]
     pub(super) fn moves(bytes: usize, width: usize, step_bytes: usize) -> Self {
         let area = Area::for_move(bytes.saturating_mul(width));
@@ -151,8 +151,8 @@ impl Chunking {
         Self::pieces_of(bytes, width, ((step_bytes / width) & !63).max(1), 64)
     }
 
-    /// Cuts `width` blocks of up to `bytes` each that are folded: between elements, with as many blocks per step as
-    /// fit.
+    /// Cuts `width` blocks of up to `bytes` each that are folded. Cuts only between elements; a step carries a piece of
+    /// as many blocks as fit.
     #[inline]
     pub(super) fn folds(bytes: usize, width: usize, element_bytes: usize, step_bytes: usize) -> Self {
         let area = Area::for_fold(bytes, width, element_bytes);
@@ -167,7 +167,8 @@ impl Chunking {
         Self { width: width.min(step_bytes / chunking.piece.max(1)).max(1), ..chunking }
     }
 
-    /// Cuts into pieces as even as possible: no longer than `most`, and whole grains if `most` is.
+    /// Cuts a block into pieces that are as even as possible and no longer than `most`. They consist of whole grains if
+    /// `most` does.
     fn pieces_of(bytes: usize, width: usize, most: usize, grain: usize) -> Self {
         let piece = bytes.div_ceil(bytes.div_ceil(most).max(1)).next_multiple_of(grain).min(most).max(1);
         Self { area: Area::Slot, bytes, piece, width, count: bytes.div_ceil(piece).max(1) }

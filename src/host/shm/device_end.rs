@@ -1,9 +1,9 @@
 //! A word that the ranks of one host share, in which a rank records why it has given up on its device. It is separate
 //! from the end of the host backend, which stays in use after a device has failed.
 //!
-//! A rank writes it before its kernels are cut off, and reads it after its device has done a call. Data that a rank
-//! sends after it was cut off is invalid, and its neighbours may take that data for a result. A rank that could have
-//! taken it finds the word.
+//! A rank writes the word before its kernels are cut off, and reads the word after its device has completed a call.
+//! Data that a rank sends after its kernels were cut off is invalid, but its neighbours may take that data for a
+//! result. Any rank that could have done so finds the reason in the word.
 
 use std::fmt;
 use std::sync::Arc;

@@ -20,7 +20,8 @@ use crate::host::fold::Fold;
 // as `flags` requires. The areas are initialised from the beginning (a file's pages), and hold what the others have
 // written for this call; a fold requires no more.
 impl Group {
-    /// Folds all ranks' vectors to every rank. `last`: nothing more is folded into the result elsewhere.
+    /// Folds all ranks' vectors, and gives the result to every rank. `last`: nothing more is folded into the result
+    /// elsewhere.
     ///
     /// # Safety
     ///
@@ -56,7 +57,7 @@ impl Group {
         Ok(())
     }
 
-    /// Folds all ranks' vectors to the root. The other ranks' destinations are not touched.
+    /// Folds all ranks' vectors, and gives the result to the root. The other ranks' destinations are not touched.
     ///
     /// # Safety
     ///
@@ -211,7 +212,7 @@ impl Group {
     }
 
     /// Folds all ranks' vectors, and delivers block `r` of the result to rank `r`. `blocks` describes the source. In
-    /// place, the destination is this rank's block of it.
+    /// place, the destination is this rank's block of the source.
     ///
     /// # Safety
     ///

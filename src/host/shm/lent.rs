@@ -20,7 +20,7 @@
 //! ranks that run this crate. No mapping prevents what the ranks of a job could otherwise do to each other's memory.
 //!
 //! **If a segment cannot be made private**, the rank waits until no rank can be reading: until each other rank has
-//! reached the end of the call, has recorded that it left it, or is gone. A segment cannot be made private if the
+//! reached the end of the call, has recorded that it left the call, or is gone. A segment cannot be made private if the
 //! process has as many mappings as the system allows, or if ranks that are threads share one mapping under Miri and the
 //! thread sanitizer. The wait can take as long as a custom op. So after [`READERS_LEAVE_WITHIN`] the process ends, as
 //! it does when a small allocation fails: to return would change what others hold references to, and to wait for ever

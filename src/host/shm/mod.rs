@@ -18,16 +18,16 @@
 //! anything that ranks could see differently. With a processor for each rank, steps are small enough to stay in the
 //! nearest caches, and copying in overlaps with copying out. With fewer processors, each rank needs a turn on one of
 //! them in every step (1 to 3 µs on 2 processors). So steps are as large as a slot: 1 MiB for up to 4 ranks, halved
-//! with each doubling, and 64 KiB from 33 ranks on. If a vector has 32 KiB or more, each rank folds a share of it and
-//! passes it on; otherwise, every rank folds everything. Results of 4 MiB and more that are not written in place bypass
-//! the cache. These sizes are in `tuning::shm`.
+//! with each doubling of the ranks, and 64 KiB from 33 ranks on. If a vector has 32 KiB or more, each rank folds a
+//! share of it and passes it on; otherwise, every rank folds everything. Results of 4 MiB and more that are not written
+//! in place bypass the cache. These sizes are in `tuning::shm`.
 //!
 //! # Caches
 //!
 //! If a reader's core still holds a line, the line must be taken from it before it can be written again. So writers
 //! advance through rings in laps of three second-level caches (1.5 MiB on Zen 3, 3 MiB on Zen 4): by the next lap, the
-//! readers' caches have dropped what was read. That pays while ranks share a last-level cache. If they do not, they
-//! write with stores that bypass the cache; [`stores`] describes how a rank finds out. (`benches/record/rings.md`)
+//! readers' caches have dropped what was read. That pays while ranks share a last-level cache. Ranks that do not share
+//! one write with stores that bypass the cache; [`stores`] describes how a rank finds out. (`benches/record/rings.md`)
 //!
 //! A ring has room for six slots: 6 MiB for up to 4 ranks, 24 MiB for all ranks of a host from 4 to 64. Only what a lap
 //! touches costs memory: at most half of a fair share of the last-level cache for each rank, and three slots if ranks
@@ -44,9 +44,9 @@
 //! # Windows
 //!
 //! A window (`Communicator::alloc`) is another file from `memfd_create`, with a segment for every rank of the host.
-//! Segments are page-aligned, and aligned to 2 MiB if they are at least that large. Every rank maps all of it. So an
-//! address in a buffer becomes a window and an offset (`Group::find_window`, a binary search that costs one branch if
-//! there are no windows). With the offset, `Group::in_window` finds the address in any rank's segment, as mapped by
+//! Segments are page-aligned, and aligned to 2 MiB if they are at least that large. Every rank maps the whole file. So
+//! an address in a buffer becomes a window and an offset (`Group::find_window`, a binary search that costs one branch
+//! if there are no windows). With the offset, `Group::in_window` finds the address in any rank's segment, as mapped by
 //! this rank.
 //!
 //! Once a group has had a window, every call of more than 4 KiB (256 KiB for an all-reduce) begins with a step in which

@@ -92,7 +92,8 @@ impl Group {
     ///
     /// # Safety
     ///
-    /// The root's source is readable and every destination writable for `bytes` bytes; the root's two may be the same.
+    /// The root's source is readable and every destination writable for `bytes` bytes; the root's source and
+    /// destination may be the same.
     pub(crate) unsafe fn broadcast(
         &mut self,
         memory: Memory,
@@ -134,7 +135,7 @@ impl Group {
     }
 
     /// Copies every rank's block to every rank. `blocks` describes the destination. In place, the source is this rank's
-    /// block of it.
+    /// block of the destination.
     ///
     /// # Safety
     ///

@@ -80,8 +80,8 @@ impl PrivateView {
     }
 }
 
-/// Ends the process if a failed move has left a hole, in which a caller's slice lies. The kernel may still refuse for
-/// lack of memory after it has removed what was mapped.
+/// Ends the process if a failed move has left a hole where a caller's slice lies. The kernel may still refuse for lack
+/// of memory after it has removed what was mapped.
 fn end_where_unmapped(address: *mut u8, bytes: usize, error: &io::Error) {
     // SAFETY: this asks the kernel to begin writing back pages that lie in memory, which changes nothing.
     if let Err(Errno::NOMEM) = unsafe { rustix::mm::msync(address.cast(), bytes, rustix::mm::MsyncFlags::ASYNC) } {

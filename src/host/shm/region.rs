@@ -161,7 +161,7 @@ impl Region {
     }
 
     /// Returns the bytes that a writer goes through before it starts over, the same on every rank once all have
-    /// entered. As few as possible if ranks share processors, and with them their caches.
+    /// entered. If ranks share processors, and thus caches, these are as few bytes as possible.
     pub(super) fn lap(&self) -> usize {
         let laps = (0..self.layout.ranks).map(|rank| self.member(rank).lap());
         if self.is_crowded() { 0 } else { laps.min().unwrap_or(0) }

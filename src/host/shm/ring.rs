@@ -24,7 +24,7 @@ pub(crate) enum Channel {
     PointToPoint = 1,
 }
 
-/// Both directions between this rank and another one of its host. Keeps the region mapped.
+/// The link between this rank and another rank of its host, in both directions. Keeps the region mapped.
 pub(crate) struct RingLink {
     sender: End,
     receiver: End,

@@ -39,7 +39,7 @@ pub(super) struct End {
     stores: Stores,
 }
 
-/// The longest write after which the writer prefetches the lines of the next one, which is usually as long.
+/// The longest write after which the writer prefetches the lines for its next write, which is usually as long.
 const PREFETCHED_BYTES: usize = 2048;
 
 /// The result of a look for a frame.
@@ -283,7 +283,7 @@ const _: () = assert!(Head::BYTES < LONGER);
 /// A copy of a short write, or of the beginning of a longer frame, on the writer's own line, beside its cursor: its
 /// number, and its words.
 ///
-/// A reader that has read everything before gets the bytes with the line that notifies it, and leaves the ring's own
+/// A reader that has read all earlier bytes gets these bytes with the line that notifies it, and leaves the ring's own
 /// lines in the writer's cache. The copy is a sequence lock whose number shows which bytes it holds. If it does not
 /// hold the bytes, the ring does.
 #[repr(C)]

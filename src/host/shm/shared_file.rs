@@ -1,8 +1,8 @@
 //! Lets the ranks of a host map one file. Their leader creates it and hands it out, and no rank continues unless every
 //! rank has it.
 //!
-//! A rank gets it if both ends prove that they know a key: the job's secret, or a random key of this file, which the
-//! leader sends to the ranks through the exchange.
+//! A rank gets the file if both ends prove that they know a key: the job's secret, or a random key of this file, which
+//! the leader sends to the ranks through the exchange.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -33,7 +33,8 @@ pub(super) struct SharedFile<'a, R> {
     pub(super) name: String,
     pub(super) make: &'a dyn Fn() -> io::Result<OwnedFd>,
     pub(super) enter: &'a dyn Fn(OwnedFd) -> Result<R>,
-    /// Enters by a number, under Miri: it has no such files and cannot pass them on, but there ranks are threads.
+    /// Enters by a number. This is for Miri, which has no such files and cannot pass them on; its ranks are threads of
+    /// one process.
     #[cfg(miri)]
     pub(super) enter_numbered: &'a dyn Fn(u64) -> io::Result<R>,
     /// The secret that ranks have to know to get the file, if the job has one.
@@ -105,8 +106,8 @@ impl Drop for Open<'_> {
 }
 
 impl<R> SharedFile<'_, R> {
-    /// Gets the file from rank `leader` of the exchange, which may be this one, in two rounds. If a rank cannot, no
-    /// rank gets anything.
+    /// Gets the file from rank `leader` of the exchange, which may be this one, in two rounds. If any rank cannot get
+    /// it, no rank gets anything.
     pub(super) fn share(&self, exchange: &mut dyn Exchange, leads: bool, leader: usize, deadline: &Deadline) -> ShareResult<R> {
         let (outcome, verdicts) = self.attempt(exchange, leads, leader, deadline).map_err(ShareError::Exchange)?;
         settle(outcome, &verdicts)
@@ -252,7 +253,7 @@ fn tell<R>(exchange: &mut dyn Exchange, outcome: ShareResult<R>, deadline: &Dead
     Ok((outcome, Verdicts(blobs.iter().map(|blob| Refusal::from_bytes(blob)).collect())))
 }
 
-/// Lets a rank continue only if every rank can. If several cannot, all report the same one.
+/// Lets a rank continue only if every rank can. If several cannot, every rank reports the same one of them.
 pub(super) fn settle<R>(outcome: ShareResult<R>, verdicts: &Verdicts) -> ShareResult<R> {
     match (outcome, verdicts.refusals().next()) {
         (Err(ShareError::Here(error)), _) => Err(ShareError::Here(error)),

@@ -8,15 +8,16 @@
 //! # Waiting
 //!
 //! With a core for every rank, a waiter spins first, because a wake across cores costs a hundred times what a flag
-//! costs. With fewer cores, it yields its core at once if the ranks it waits for need it: if more are missing than
-//! other cores could be running. If all of them may be running, it spins for a moment, so that each core goes through
-//! its ranks about once per step. Then the policy of all waits applies (`host/waiting.rs`): it yields, then sleeps.
+//! costs. With fewer cores, it yields its core at once if the ranks it waits for need it: if more ranks are missing
+//! than the other cores can run at once. If all of them may be running, it spins for a moment, so that each core goes
+//! through its ranks about once per step. Then the policy of all waits applies (`host/waiting.rs`): it yields, then
+//! sleeps.
 //!
 //! A sleeper announces itself, looks once more, and sleeps for a bounded time. The last rank to publish wakes it. For
 //! that, the flag's store must come before the check for sleepers, which takes a fence that would cost every call. So
 //! there is a fence only while a rank of the group has slept lately, which each publisher sees in a word that is rarely
-//! written (`Control::has_light_sleepers`). A publisher that has not seen the word's change yet may miss the sleeper
-//! that made it, so the first such sleep is as short as a nap.
+//! written (`Control::has_light_sleepers`). A publisher that has not seen the change of the word yet may miss the
+//! sleeper that changed it, so that sleeper's first sleep is as short as a nap.
 
 #![expect(unsafe_code, reason = "reads and writes the mapped mailboxes, which flags have ordered")]
 

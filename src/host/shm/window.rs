@@ -2,7 +2,7 @@
 //!
 //! A window is one anonymous file with a segment for each rank, all of one size, and every rank maps all of it. A
 //! rank's buffer is its own segment. Windows have the same numbers on every rank. So a number and an offset identify a
-//! buffer for ranks that have it mapped at other addresses.
+//! buffer, even for ranks that have it mapped at a different address.
 //!
 //! **How long a mapping lives.** A group holds every window that it was given. It releases one only between calls
 //! ([`Windows::forget_dropped`], which needs exclusive access), after its user has dropped the buffer. So what

@@ -80,8 +80,8 @@ impl FileStore {
     ///
     /// # Errors
     ///
-    /// - [`Error::Config`]: an earlier run left the file behind. More than `world_size` stores have been opened on
-    ///   it, or some have been closed.
+    /// - [`Error::Config`]: an earlier run left the file behind: more than `world_size` stores have been opened on it,
+    ///   or some of them have been closed.
     /// - [`Error::Protocol`]: the file is not a store.
     /// - [`Error::Io`], [`Error::Timeout`]: the file cannot be opened or locked.
     pub fn open(path: impl Into<PathBuf>, world_size: Option<usize>, timeout: Duration) -> Result<Self> {

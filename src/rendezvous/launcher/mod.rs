@@ -11,14 +11,14 @@
 //! | another PMI | `PMI_RANK`, `PMI_SIZE` | | loopback if there is one rank |
 //! | a Kubernetes indexed job | `JOB_COMPLETION_INDEX`, `WORLD_SIZE` | | `MASTER_ADDR` |
 //!
-//! Slurm comes after the MPI launchers: inside an allocation, their processes inherit Slurm's variables. Those then
-//! describe the batch script or the launcher's own helpers. `MPI_LOCALRANKID` distinguishes Hydra from another PMI.
-//! `srun` may set `PMI_RANK` too, and then Slurm's own variables give more information.
+//! Slurm comes after the MPI launchers: inside an allocation, their processes inherit Slurm's variables. In such a
+//! process, Slurm's variables describe the batch script or the launcher's own helpers. `MPI_LOCALRANKID` distinguishes
+//! Hydra from another PMI. `srun` may set `PMI_RANK` too, and then Slurm's own variables give more information.
 //!
 //! `MASTER_ADDR` and `MASTER_PORT` apply to every launcher. Without `MASTER_PORT` the port is chosen as follows:
 //!
-//! - If the launcher names the job (`PMIX_NAMESPACE`, `PMI_JOBID`, Slurm's job and step), the port is derived from
-//!   that name, from 20000 to 32000. Two jobs on one host then rarely collide.
+//! - If the launcher names the job (`PMIX_NAMESPACE`, `PMI_JOBID`, Slurm's job and step), the port is derived from that
+//!   name, and lies between 20000 and 32000. Two jobs on one host then rarely collide.
 //! - If it does not, and Open MPI or a PMI launcher runs all ranks on one host, the port is derived from their parent's
 //!   process id. The parent must be the launcher, so a wrapper script must `exec` the program, or `MASTER_PORT` must be
 //!   set.

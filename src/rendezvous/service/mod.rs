@@ -1,5 +1,5 @@
-//! The logic of a store's server: reads requests from clients' bytes, answers them, and keeps waits until they end.
-//! No sockets, no clock.
+//! The logic of a store's server: reads requests from clients' bytes, answers them, and keeps track of clients whose
+//! waits have not ended. No sockets, no clock.
 
 #[cfg(test)]
 mod tests;

@@ -22,8 +22,8 @@ use crate::rendezvous::store::{self, Store};
 /// Every key gets a slash as prefix on the wire, as in PyTorch.
 ///
 /// One handle is one connection, and a connection carries one request at a time. While a thread waits in
-/// [`get`](Store::get), [`wait`](Store::wait) or a similar call, other threads that use the same handle wait for it
-/// to end. A thread that waits for a key that another thread sets needs its own handle.
+/// [`get`](Store::get), [`wait`](Store::wait) or a similar call, other threads that use the same handle wait for that
+/// call to end. A thread that waits for a key that another thread sets needs its own handle.
 ///
 /// A lost connection is not restored: every later call fails with [`Error::Io`].
 pub struct TcpStore {
@@ -46,7 +46,7 @@ struct Link {
 enum Patience {
     /// A limit for each request.
     Each(Duration),
-    /// One deadline for all of them.
+    /// One deadline for all requests.
     Until(Deadline),
 }
 

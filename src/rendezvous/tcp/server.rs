@@ -32,8 +32,9 @@ use crate::error::{Error, Result};
 /// Each client costs one file descriptor; with thousands of ranks, raise the limit on open files (`ulimit -n`). The
 /// cost of a request does not depend on the number of clients.
 ///
-/// When it is dropped, it keeps serving until its last client has disconnected, so that no client loses an answer. It
-/// waits no longer than the limit given at the start (5 s by default). Drop the stores of the same process first.
+/// When the server is dropped, it keeps serving until its last client has disconnected, so that no client loses an
+/// answer. It waits no longer than the limit given at the start (5 s by default). Drop the stores of the same process
+/// first.
 ///
 /// # Examples
 ///

@@ -13,7 +13,7 @@ use crate::rendezvous::Store;
 use crate::rendezvous::limits::VALUE_BYTES;
 use crate::rendezvous::protocol::{MAGIC, encode, encode_keys, query};
 
-/// Longer than anything here takes, unless it hangs.
+/// A time longer than any test here takes, unless it hangs.
 const LONG: Duration = Duration::from_secs(20);
 /// The length of a wait that is meant to time out.
 const SHORT: Duration = Duration::from_millis(30);

@@ -68,7 +68,7 @@ impl Tensor {
             match division {
                 Division::Overlap(first, second) => format!("its parts {:?} and {:?} overlap", key(first), key(second)),
                 Division::Dimensions(first, second) => {
-                    format!("its parts {:?} and {:?} are ranges of different dimensions", key(first), key(second))
+                    format!("its parts {:?} and {:?} are ranges along different dimensions", key(first), key(second))
                 }
                 Division::Gap(what) => format!("{what} in no part"),
             }

@@ -139,7 +139,7 @@ pub(super) fn parse(json: &[u8], data_bytes: u64) -> Result<Header, String> {
     let mut reached = 0;
     for (name, bytes) in order {
         if bytes.start != reached {
-            return Err(format!("tensor {name:?} begins at byte {} of the data, but byte {reached} comes next", bytes.start));
+            return Err(format!("tensor {name:?} begins at byte {} of the data, but the bytes before it end at {reached}", bytes.start));
         }
         reached = bytes.end;
     }
@@ -217,7 +217,11 @@ mod tests {
             (r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,7]}}"#, 7, "7 bytes for 2 elements of f32"),
             (r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#, 9, "have 8 bytes, but 9 follow"),
             (r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#, 4, "have 8 bytes, but 4 follow"),
-            (r#"{"a":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}"#, 3, "begins at byte 1 of the data, but byte 0 comes next"),
+            (
+                r#"{"a":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}"#,
+                3,
+                "begins at byte 1 of the data, but the bytes before it end at 0",
+            ),
             (r#"{"a":{"dtype":"U8","shape":[2],"data_offsets":[3,1]}}"#, 3, "before they begin"),
             (
                 r#"{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}"#,

@@ -1,9 +1,9 @@
 //! Saves checkpoints with one number of ranks and loads them with any other (feature `checkpoint`).
 //!
-//! A checkpoint has named tensors, each with an element type and a shape, and strings from the program. To save, a rank
-//! passes to [`Writer`] the [`Piece`] that it holds of each tensor. To load, it passes to [`Checkpoint`] the piece that
-//! it wants. It need not know the other ranks' pieces. The state of an optimiser is saved as tensors too.
-//! [`Writer::shares`] names the tensors of a [`ShardedOptimizer`](super::ShardedOptimizer) or a
+//! A checkpoint consists of named tensors, each with an element type and a shape, and of strings that the program
+//! stores. To save, a rank passes to [`Writer`] the [`Piece`] that it holds of each tensor. To load, a rank passes to
+//! [`Checkpoint`] the piece that it wants. No rank needs to know the other ranks' pieces. The state of an optimiser is
+//! saved as tensors too. [`Writer::shares`] names the tensors of a [`ShardedOptimizer`](super::ShardedOptimizer) or a
 //! [`FullySharded`](super::FullySharded).
 //!
 //! # Files
@@ -19,8 +19,8 @@
 //! folder gets its final name by one rename. So the latest checkpoint is always complete, even if all processes are
 //! killed at once or the power fails. The file system must meet these requirements:
 //!
-//! - All ranks share it. A rank that does not see rank 0's files reports that, and so does rank 0 for the other ranks'
-//!   files.
+//! - All ranks share it. A rank that does not see rank 0's files reports an error, and so does rank 0 if it does not
+//!   see another rank's file.
 //! - A rename is atomic, and data for which `fsync` has returned survive a failure.
 //! - A file that one host has written, closed and synced can be opened by others, as in NFS.
 //!

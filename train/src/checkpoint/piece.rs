@@ -182,7 +182,7 @@ pub(super) fn in_order(extents: &[&Extent], total: usize) -> Result<Vec<usize>, 
 pub(super) enum Division {
     /// These two parts have common elements.
     Overlap(usize, usize),
-    /// These two parts are ranges of different dimensions.
+    /// These two parts are ranges along different dimensions.
     Dimensions(usize, usize),
     /// These elements, in words with their verb, are in no part.
     Gap(String),

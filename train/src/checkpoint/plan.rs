@@ -147,7 +147,7 @@ fn in_words(division: Division, said: &[String]) -> String {
     match division {
         Division::Overlap(first, second) => format!("its parts overlap: {}, {}", said[first], said[second]),
         Division::Dimensions(first, second) => {
-            format!("its parts are ranges of different dimensions: {}, {}", said[first], said[second])
+            format!("its parts are ranges along different dimensions: {}, {}", said[first], said[second])
         }
         Division::Gap(what) => format!("{what} held by no rank"),
     }

@@ -186,8 +186,8 @@ impl Checkpoint {
         self.contents.world_size
     }
 
-    /// Returns the metadata stored with the tensors: by [`Writer::metadata`](super::Writer::metadata), or in other
-    /// programs' files.
+    /// Returns the metadata that [`Writer::metadata`](super::Writer::metadata) stored with the tensors, or that other
+    /// programs' files contain.
     #[must_use]
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.contents.metadata
@@ -218,8 +218,8 @@ impl Checkpoint {
         Ok(&self.tensor("Checkpoint::shape", name)?.shape)
     }
 
-    /// Reads a part of a tensor into `values`, its elements in row-major order. `shape` is that of the whole tensor.
-    /// Local.
+    /// Reads a part of a tensor into `values`, with elements in row-major order. `shape` is the shape of the whole
+    /// tensor. Local.
     ///
     /// **Cost**: reads the bytes of the part, from the files that contain them. If two ranges of a file are less than 4
     /// KiB apart, it also reads the bytes between them. Needs 1 MiB of memory, plus the size of these files' headers.
@@ -343,7 +343,7 @@ impl Checkpoint {
         if (&entry.dtype, &entry.shape) != (&tensor.dtype, &place.shape) {
             let said = |dtype: &std::result::Result<DType, String>| dtype.as_ref().map_or_else(String::clone, DType::to_string);
             let (theirs, expected) = (said(&entry.dtype), said(&tensor.dtype));
-            return Err(wrong(format!("is {theirs}{:?} in it, but {expected}{:?} in the index", entry.shape, place.shape)));
+            return Err(wrong(format!("is {theirs}{:?} in this file, but {expected}{:?} in the index", entry.shape, place.shape)));
         }
         Ok(begin + entry.bytes.start)
     }

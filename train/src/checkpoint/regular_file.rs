@@ -1,5 +1,5 @@
-//! Files by names from outside: opened without waiting for the other end of a pipe, refused if they are not regular
-//! files, and read within a limit.
+//! Reads files whose names come from outside: opens them without waiting for the other end of a pipe, refuses them if
+//! they are not regular files, and limits the bytes that are read.
 
 use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind, Read};

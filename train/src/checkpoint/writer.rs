@@ -72,7 +72,7 @@ impl<'a> Writer<'a> {
         Self { comm, directory, declaration, bytes: Vec::new(), reserved: BTreeSet::new(), keep: None, mistake: None }
     }
 
-    /// Adds this rank's piece of a tensor: `values` are the elements of the piece, in row-major order. `shape` is the
+    /// Adds this rank's piece of a tensor. `values` are the elements of the piece, in row-major order. `shape` is the
     /// shape of the whole tensor, and must be the same on every rank.
     ///
     /// All ranks' pieces together must be the whole tensor. Two ranks may hold the same piece, but different pieces
@@ -140,12 +140,12 @@ impl<'a> Writer<'a> {
         self.mistake.get_or_insert(mistake);
     }
 
-    /// Writes the checkpoint of a step, which must come after all others in the folder, and returns its path.
-    /// Collective.
+    /// Writes the checkpoint of a step, and returns the checkpoint's path. The step must not be before the latest step
+    /// in the folder. Collective.
     ///
-    /// If the latest checkpoint there has the same step, the new one replaces it. So a run may always save at its end,
-    /// even if it has just saved that step. A reader that has the replaced checkpoint open reads it to the end, or gets
-    /// an error about its files.
+    /// If the latest checkpoint in the folder has the same step, the new checkpoint replaces it. So a run may always
+    /// save at its end, even if it has just saved that step. A reader that has the replaced checkpoint open reads it to
+    /// the end, or gets an error about its files.
     ///
     /// The checkpoint appears by one rename, when every rank's file is written and synced. Until then, whatever fails
     /// or is killed, the previous checkpoint is the latest. The next save removes what an interrupted save left. So
@@ -164,7 +164,7 @@ impl<'a> Writer<'a> {
     /// - `InvalidArgument` for invalid arguments of earlier calls, if the pieces of all ranks together are not whole
     ///   tensors, and for a step before the latest.
     /// - `Mismatch` if ranks pass different steps.
-    /// - The errors of any collective. If a rank dies when all files are written, the checkpoint may exist;
+    /// - The errors of any collective. If a rank dies after all files were written, the checkpoint may exist;
     ///   [`Checkpoint::latest`](super::Checkpoint::latest) finds it.
     pub fn commit(mut self, step: u64) -> Result<PathBuf> {
         same_step(self.comm, step)?;

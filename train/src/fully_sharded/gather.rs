@@ -44,7 +44,7 @@ impl FullySharded {
         self.go_on(|model| model.start_gather(unit))
     }
 
-    /// Returns a parameter of a gathered unit, until it is [released](Self::release).
+    /// Returns a parameter of a unit that is gathered and not yet [released](Self::release).
     ///
     /// # Errors
     ///

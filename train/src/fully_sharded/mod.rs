@@ -7,8 +7,8 @@
 //! released. The gathers of the next units are started before the wait for this one (`gather.rs`; the pure
 //! `prefetch_order.rs` decides which units are next). A unit's gradients are copied into a buffer from another pool,
 //! then reduced and scattered in the background. When that buffer is needed again, or the step ends, this rank's share
-//! of it is added to the rank's gradients (`reduce.rs`). Elements are converted to another type while they are copied
-//! anyway, so only the buffers of whole units have another type.
+//! of it is added to the rank's gradients (`reduce.rs`). Elements are converted to another type only where they are
+//! copied anyway, so only the buffers of whole units have another type.
 //!
 //! The communicator cannot tell apart calls for units of the same length. So ranks compare the order of their calls at
 //! the end of a step (`call_order.rs`), beside the last reductions, and no optimiser gets results that were computed
@@ -45,7 +45,7 @@ use unit::{UnitState, layout_of};
 pub use options::{FullyShardedOptions, ShardingStrategy, Unit};
 pub use reduce::ReducedGradients;
 
-/// Keeps a share of the parameters on each rank, and gathers the parameters of one unit after another while they are
+/// Keeps a share of the parameters on each rank, and gathers the parameters of one unit after another, each while it is
 /// used. This is ZeRO stage 3, like torch's `FullyShardedDataParallel` with `FULL_SHARD`. With
 /// [`ShardingStrategy::ShardGradOp`] it is stage 2.
 ///
@@ -155,8 +155,8 @@ impl FullySharded {
     /// # Errors
     ///
     /// `Mismatch`, which names the first parameter or setting in which two ranks differ; `InvalidArgument` for a unit
-    /// of several types, and for types that gradients cannot have; `Unsupported` for an op that is not a sum. If one
-    /// rank has no memory for its shares, all fail: the others get an `Io` that names that rank.
+    /// of several types, and for types that gradients cannot have; `Unsupported` for an op other than `Avg`, `Sum` and
+    /// `PreMulSum`. If one rank has no memory for its shares, all fail: the others get an `Io` that names that rank.
     pub fn new(comm: &Communicator, units: Vec<Unit>, options: FullyShardedOptions) -> Result<Self> {
         Self::in_place(comm, "FullySharded::new", Place::Host, units, options)
     }

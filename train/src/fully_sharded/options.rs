@@ -6,8 +6,8 @@ use collectives::DType;
 use collectives::ReduceOp;
 use collectives::{Error, Result};
 
-/// Parameters that are gathered together, and whose gradients are reduced together: for example a layer. All have one
-/// type.
+/// Parameters that are gathered together, and whose gradients are reduced together: for example those of a layer. All
+/// parameters of a unit have the same type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unit {
     /// Its name, for errors and checkpoints. In a checkpoint, the full name of a parameter is the unit's name, a dot

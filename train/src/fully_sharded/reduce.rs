@@ -21,16 +21,16 @@ use collectives::{Error, Result};
 
 /// Gradients.
 impl FullySharded {
-    /// Passes a unit's gradients of this backward pass, one for each of its parameters, in the parameters' order and
-    /// gathered type. They are copied, and reduced in the background; this rank keeps its share. If more units than
-    /// [`prefetch`](super::FullyShardedOptions::prefetch) are already being reduced, this waits for the oldest one.
-    /// Collective.
+    /// Passes the gradients of a unit in this backward pass: one for each parameter of the unit, in the order of the
+    /// parameters, and in the type in which the parameters are gathered. The gradients are copied, and reduced in the
+    /// background; this rank keeps its share. If more units than [`prefetch`](super::FullyShardedOptions::prefetch) are
+    /// already being reduced, this waits for the oldest one. Collective.
     ///
     /// # Errors
     ///
     /// Only this rank gets these:
     ///
-    /// - `InvalidArgument` if the unit does not exist, or already got its gradients in this pass.
+    /// - `InvalidArgument` if the unit does not exist, or if its gradients were already passed in this backward pass.
     /// - `InvalidArgument` if the number of gradients is wrong, a gradient's length or type is not its parameter's, or
     ///   a gradient is not where the model is (in host memory or on its device).
     /// - On a device, `Cuda` if they cannot be copied.
@@ -172,7 +172,8 @@ impl ReducedGradients<'_> {
     /// sharding: the parameters are sharded over the ranks of a host, for example, and every host has a replica
     /// ([`Mesh::by_host`](crate::Mesh::by_host)). With `Avg` the shares are averaged over the replicas; with any other
     /// [`op`](super::FullyShardedOptions::op) they are summed. Call it once a step, before [`unscale`](Self::unscale)
-    /// and [`clip_norm`](Self::clip_norm). If all replicas begin with the same parameters, they end with the same bits.
+    /// and [`clip_norm`](Self::clip_norm). If all replicas begin with the same parameters, they also end the step with
+    /// the same bits.
     ///
     /// ```
     /// use collectives::Communicator;
@@ -192,15 +193,16 @@ impl ReducedGradients<'_> {
     /// # Ok::<(), collectives::Error>(())
     /// ```
     ///
-    /// Collective over `replicas`: an all-reduce of each unit's share, all at once, after one all-gather of 40 bytes
-    /// per rank. A clone of `replicas` is kept until the update, because its ranks must clip by the same norm.
+    /// Collective over `replicas`: one all-gather of 40 bytes per rank, then an all-reduce of each unit's share; these
+    /// all-reduces are started together. A clone of `replicas` is kept until the update, because its ranks must clip by
+    /// the same norm.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if this step's gradients were already reduced over replicas, unscaled or clipped; this has no
-    /// effect. `Mismatch` if the ranks of `replicas` do not have the same shares as this one, for example because they
-    /// are the ranks over which the model is sharded. Also, the errors of any collective. After a `Mismatch` or an
-    /// error of a collective, no step can follow.
+    /// `InvalidArgument` if this step's gradients were already reduced over replicas, unscaled or clipped; the call
+    /// then has no effect. `Mismatch` if the ranks of `replicas` do not have the same shares as this one, for example
+    /// because they are the ranks over which the model is sharded. Also, the errors of any collective. After a
+    /// `Mismatch` or an error of a collective, no step can follow.
     #[doc(alias = "HYBRID_SHARD")]
     pub fn reduce_over(&mut self, replicas: &Communicator) -> Result<()> {
         self.done.check("reduce_over", Done::ReducedOver)?;

@@ -89,6 +89,6 @@ fn an_image_for_training_that_is_refused_is_named_and_can_be_loaded_later() {
     let (_alone, context) = alone();
     simgpu::fail_call_of_this_thread("cuModuleLoadData", 1, 200);
     let error = Kernels::on(&context).unwrap_err().to_string();
-    assert!(error.contains("loading our kernels of the family \"train\" on device 0"), "{error}");
+    assert!(error.contains("loading kernels of the family \"train\" on device 0"), "{error}");
     Kernels::on(&context).unwrap();
 }

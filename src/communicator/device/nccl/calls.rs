@@ -86,16 +86,17 @@ impl NcclCommunicator {
 /// its freeing, wait for the call. You need no synchronization of your own. Ops and types are the same as for a
 /// [`Communicator`](crate::Communicator), including custom ones.
 ///
-/// Every rank must make the same call as its next one. Before anything is queued, the ranks compare
-/// ([`Config::check_device_calls`](crate::Config::check_device_calls)) op, element type, count, root, and the settings
-/// that decide how calls are cut into pieces. If something differs, every rank gets a `Mismatch` that names two calls,
-/// no buffer is touched, and the communicator stays usable.
+/// Every rank must make the same call as its next one. Before anything is queued, the ranks compare the op, the element
+/// type, the count, the root, and the settings that decide how calls are cut into pieces (see
+/// [`Config::check_device_calls`](crate::Config::check_device_calls)). If something differs, every rank gets a
+/// `Mismatch` that names two calls, no buffer is touched, and the communicator stays usable.
 ///
 /// The comparison costs one all-gather of 64 B over NCCL, and a wait on the host until all ranks have made the call and
 /// their devices have finished the communicator's earlier calls.
 /// [`CheckDeviceCalls::unchecked_after`](crate::nccl::CheckDeviceCalls::unchecked_after) avoids this cost: with it you
-/// promise that all ranks make the same calls with the same settings. Such a call is like a raw one, except that its
-/// buffers are ordered. A compared call cannot be captured into a graph; an uncompared call or a raw call can.
+/// promise that all ranks make the same calls with the same settings. A call that is not compared is like a raw call,
+/// except that it is ordered relative to other uses of its buffers. A compared call cannot be captured into a graph; an
+/// uncompared call or a raw call can.
 ///
 /// Threads that share the communicator compare and queue their calls one after the other.
 ///
@@ -182,7 +183,7 @@ impl NcclCommunicator {
     }
 
     /// Reduces like [`reduce`](Self::reduce), from one buffer into another: the root passes `Some(destination)` of the
-    /// source's length, the others `None`.
+    /// source's length; the other ranks pass `None`.
     ///
     /// ```no_run
     /// # use collectives::{ReduceOp, nccl::NcclCommunicator};
@@ -235,7 +236,7 @@ impl NcclCommunicator {
     }
 
     /// Copies like [`broadcast`](Self::broadcast), from the root's source into every rank's destination (the root's
-    /// too): the root passes `Some(source)`, the others `None`.
+    /// too): the root passes `Some(source)`; the other ranks pass `None`.
     ///
     /// ```no_run
     /// # use collectives::nccl::NcclCommunicator;

@@ -1,8 +1,9 @@
 //! Typed messages of an `NcclCommunicator`, single or in groups.
 //!
 //! Before either end of a message queues its part, both send each other 64 bytes. These describe, for one pair of
-//! ranks, the messages of the group in both directions. So a message call returns once the other end has been called.
-//! NCCL matches the messages of a pair only by their order, and never gets two that differ.
+//! ranks, the messages of the group in both directions. So a `send` or `recv` returns only once the other end has made
+//! its call. NCCL matches the messages of a pair of ranks only by their order. Because of the exchange, it never gets
+//! two ends that differ.
 
 #![expect(unsafe_code, reason = "addresses of buffers that are borrowed are handed to the device backend")]
 
@@ -76,12 +77,12 @@ impl<'buffers> NcclGroup<'buffers, '_> {
 /// # Typed messages
 ///
 /// Before either end queues its part, the two ends compare the element type, the length, and which messages are queued
-/// together. So `send` and `recv` return once the other end has been called. Ranks that send to each other must do so
-/// in a [`group`](Self::group), and both ends must use one group each. If something differs, the communicator ends on
-/// both ranks, as soon as each has received the other's values, or after 2 s.
+/// together. So `send` and `recv` return only once the other end has made its call. Two ranks that send to each other
+/// must each put these messages into one [`group`](Self::group). If something differs, the communicator ends on both
+/// ranks, as soon as each has received the other's values, or after 2 s at the latest.
 ///
-/// The comparison costs an exchange of 64 B over NCCL for each pair of ranks, for which both wait. Messages that are
-/// not compared cost nothing extra
+/// For each pair of ranks, the comparison costs an exchange of 64 B over NCCL, and both ranks wait for it. Messages
+/// that are not compared cost nothing extra
 /// ([`CheckDeviceCalls::unchecked_after`](crate::nccl::CheckDeviceCalls::unchecked_after)).
 ///
 /// Threads that share the communicator must send and receive in the same order as the other ends.

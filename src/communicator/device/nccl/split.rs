@@ -51,8 +51,8 @@ impl NcclCommunicator {
         device::unique_id(self.backend().comm().library()).map(UniqueId::from_nccl)
     }
 
-    /// Makes a communicator of these ranks, which keep their numbers, and of new ranks, which [`join`](Self::join) it.
-    /// Only the rank that made the id passes it. Collective.
+    /// Makes a larger communicator. It has the ranks of this communicator, which keep their numbers, and new ranks,
+    /// which call [`join`](Self::join). Only the rank that made the id passes it. Collective.
     ///
     /// # Errors
     ///

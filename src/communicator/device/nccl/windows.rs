@@ -59,7 +59,7 @@ impl NcclCommunicator {
     ///
     /// - `InvalidArgument` for a buffer of another context, and for an empty buffer.
     /// - `Mismatch` if the lengths differ.
-    /// - `Unsupported` for other memory, on every rank, and with an older NCCL.
+    /// - `Unsupported` on every rank if the memory of any rank has another origin, and with an older NCCL.
     /// - `Nccl`, `Timeout`.
     ///
     /// # Safety

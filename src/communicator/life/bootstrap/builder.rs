@@ -25,8 +25,8 @@ use crate::error::{Error, Peer, Result};
 use crate::observe::LIFE;
 use crate::rendezvous::{self, JobStore, MemoryStore, PrefixStore, Rendezvous, Store};
 
-/// The settings of a communicator before it is made. Each is a field of [`Config`], except whether the communicator has
-/// a device. See [`Communicator::builder`].
+/// The settings of a communicator before it is made. Each setting is a field of [`Config`], except the request for a
+/// device. See [`Communicator::builder`].
 ///
 /// ```
 /// # use collectives::{Communicator, Transport};
@@ -225,11 +225,11 @@ impl Builder {
         comm
     }
 
-    /// Joins over a store that all ranks share. A store serves one communicator. For each further communicator, put a
-    /// [`PrefixStore`] with a new prefix over the store.
+    /// Joins a job over a store that all ranks share. A store serves one communicator. For each further communicator,
+    /// put a [`PrefixStore`] with a new prefix over the store.
     ///
     /// If the ranks are on several hosts, set [`Config::listen_address`] to an address at which peers reach this rank.
-    /// A store does not provide one, so the loopback interface is assumed.
+    /// A store does not provide such an address, so without this setting the rank listens on the loopback interface.
     ///
     /// # Errors
     ///

@@ -11,20 +11,21 @@
 //!
 //! Each rank claims its number at the store, and writes its world size. Contradictions are written under one key that
 //! every rank reads while it waits, so every rank learns of them. Facts then travel in four exchanges. Rank 0 collects
-//! all blobs and publishes them as one value, so the number of store messages grows as n. After a last barrier no rank
-//! needs the store, and rank 0 stops serving it, unless the store is kept for the program (`kept_store.rs`).
+//! all blobs and publishes them as one value, so the number of store messages grows in proportion to the number of
+//! ranks. After a last barrier no rank needs the store, and rank 0 stops serving it, unless the store is kept for the
+//! program (`kept_store.rs`).
 //!
 //! # Authentication
 //!
 //! If the job has a secret, a connection begins with a proof by both ends (`authentication/`): `Initiator` and
 //! `Responder` consume and produce bytes, and use no sockets. Three listeners run a `Responder` for each connection,
 //! and keep unproven connections separate from proven ones: the store's server, a rank's listener, and the listener for
-//! shared memory. A silent connection occupies a descriptor for a bounded time and delays no other connection. At most
-//! 512, 256 and 64 unproven connections exist at a time. At that limit, connections that were silent for longer than
-//! 100 to 200 ms are closed. Between ranks, the proof covers the hello. Facts carry an HMAC too. It detects a rank with
-//! a different secret even at a store that demands no proof, and every rank's error names that rank. Without a secret,
-//! no additional bytes are sent. Shared memory is the exception: its key is then a random number, which the exchange
-//! carries.
+//! shared memory. A silent connection occupies a descriptor for a bounded time and delays no other connection. At these
+//! three listeners, at most 512, 256 and 64 unproven connections exist at a time. At the limit, connections that were
+//! silent for longer than 100 to 200 ms are closed. Between ranks, the proof covers the hello. Facts carry an HMAC too.
+//! It detects a rank with a different secret even at a store that demands no proof, and every rank's error names that
+//! rank. Without a secret, no additional bytes are sent. Shared memory is the exception: its key is then a random
+//! number, which the exchange carries.
 //!
 //! # Missing resources
 //!

@@ -73,8 +73,8 @@ impl Communicator {
     /// the store at which the job met is needed.
     ///
     /// The new communicator has the same settings and, if this one had a device backend, a device backend on the same
-    /// GPU. Buffers from [`alloc`](Self::alloc) stay with this one. Each rank makes about ten store requests, and then
-    /// starts as at the beginning of a job.
+    /// GPU. Buffers from [`alloc`](Self::alloc) still belong to this communicator. Each rank makes about ten store
+    /// requests, and then starts as at the beginning of a job.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};

@@ -1,4 +1,4 @@
-//! Each call keeps its time limit, whatever the limits of others are.
+//! Each call keeps its time limit, whatever the limits of other calls are.
 
 use std::time::Instant;
 

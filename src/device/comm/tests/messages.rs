@@ -1,5 +1,5 @@
-//! Messages. The first one from a rank to another connects the two inside the call, which waits there for the other
-//! end. Whatever happens there, the call ends in time, with a typed error, and its stream is released.
+//! Messages. The first message from one rank to another connects the two ranks inside the call, which waits there for
+//! the other rank. Whatever happens there, the call ends in time, with a typed error, and its stream is released.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

@@ -5,14 +5,14 @@
 //! `2 (n - 1) / n` of the vector for each rank. Small vectors go as a whole to the ranks that need the result, which
 //! saves a step.
 //!
-//! A large vector goes through the backend's scratch memory in slabs, alternately in its two halves. The transfers are
-//! on the stream of the call, and the folds of several slabs on a second stream: while a slab is folded, the next one
-//! is in transit. Events join both streams, so that the fold can be captured into a graph.
+//! A large vector goes through the backend's scratch memory in slabs, alternately in its two halves. The transfers run
+//! on the stream of the call. If there are several slabs, their folds run on a second stream: while a slab is folded,
+//! the next slab is in transit. Events join both streams, so that the fold can be captured into a graph.
 //!
-//! The results of a slab are sent in the same NCCL group in which the next slab but one arrives, since both wait for
-//! the same fold: `s` slabs of an all-reduce take `s + 2` groups. Unless there is only one slab, every fold is hidden
-//! behind such a group; the last fold is hidden behind the sending of the previous slab's results. So larger slabs cost
-//! nothing as long as a device folds a slab faster than its link moves one.
+//! The results of a slab are sent in the same NCCL group in which the slab after the next one arrives, since both must
+//! wait for the fold of the first slab. So an all-reduce of `s` slabs takes `s + 2` groups. Unless there is only one
+//! slab, every fold is hidden behind such a group; the last fold is hidden behind the sending of the previous slab's
+//! results. So larger slabs cost nothing as long as a device folds a slab faster than its link moves one.
 //!
 //! This crate's kernels read and write 16 bytes at once if all addresses have the same remainder modulo 16. Inputs from
 //! other ranks are put at multiples of 16, because at other addresses NCCL also moves single bytes. So this rank's own

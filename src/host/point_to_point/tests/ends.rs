@@ -108,7 +108,7 @@ fn a_peer_that_leaves_has_said_what_it_sent() {
     leaving::<SocketLink>();
 }
 
-/// Both ranks open a link at the same moment. The peer's last message arrives on the one that is seen last.
+/// Both ranks open a link at the same moment. The peer's last message arrives on the link that is seen last.
 fn two_links<W: Wire>() {
     let (network, [mut a, mut b]) = TestNetwork::<W>::of(11);
     network.shut(0, true);

@@ -1,5 +1,5 @@
-//! Ranks as threads that send to each other, random traffic, and messages that need no request, mixed with others that
-//! do.
+//! Tests in which ranks that are threads send to each other, of random traffic, and of messages that need no request,
+//! mixed with messages that do.
 
 use std::thread;
 use std::time::Duration;

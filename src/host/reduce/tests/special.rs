@@ -1,5 +1,5 @@
-//! Cases in which rounding is delicate: all pairs of special floats and of 8-bit floats, all 16-bit patterns, and the
-//! scalar. Also the division that ends a mean of integers.
+//! Cases in which rounding is delicate: all pairs of special floats and of 8-bit floats, all 16-bit patterns, the
+//! scalar, and the division that ends a mean of integers.
 
 use half::f16;
 

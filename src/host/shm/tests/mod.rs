@@ -1,4 +1,4 @@
-//! Tests of the whole: ranks as threads, and as processes, which are this test binary started again for a single test.
+//! Tests of the whole module. The ranks are threads, or processes: this test binary, started again for a single test.
 
 mod agreement;
 mod correctness;

@@ -1,0 +1,68 @@
+//! The names of the variables that are read, and the check of those that look like them.
+
+use crate::error::{Error, Result};
+
+/// The prefix of all variables of this crate.
+pub(super) const PREFIX: &str = "COLLECTIVES_";
+
+/// The variables that are read, without [`PREFIX`]. Those for devices are included in every build.
+pub(super) const KNOWN: [&str; 17] = [
+    "ALGORITHM",
+    "CHECK_DEVICE_CALLS",
+    "ENCRYPT",
+    "FLIGHT_RECORDER",
+    "FLIGHT_RECORDER_DIR",
+    "HOST_IDENTITY",
+    "LISTEN_ADDRESS",
+    "NCCL_LIBRARY",
+    "REPRODUCIBLE",
+    "SECRET",
+    "SECRET_FILE",
+    "SILENCE_TIMEOUT",
+    "STALL_WARNING",
+    "TIMEOUT",
+    "TRACE",
+    "TRANSPORT",
+    "WAITING",
+];
+
+/// Refuses an unknown variable whose name looks like a known one, because its setting would be ignored. Other names may
+/// belong to the program.
+pub(super) fn check(names: impl Iterator<Item = String>) -> Result<()> {
+    for name in names {
+        let Some(rest) = name.strip_prefix(PREFIX).filter(|rest| !KNOWN.contains(rest)) else { continue };
+        if let Some(meant) = meant(rest) {
+            return Err(Error::config(name.clone(), format!("not known; did you mean {PREFIX}{meant}? Rename it, or unset it")));
+        }
+        crate::base::event::debug!("the variable {name} is not a setting of this crate");
+    }
+    Ok(())
+}
+
+/// Returns the known name that `name` resembles: one that differs by a letter or two, or one that `name` continues.
+fn meant(name: &str) -> Option<&'static str> {
+    let edits = |known: &&&str| (edits(name, known), known.len().abs_diff(name.len()));
+    let nearest = KNOWN.iter().min_by_key(edits).filter(|known| edits(known).0 <= if known.len() < 6 { 1 } else { 2 });
+    let longer = || {
+        KNOWN.iter().filter(|known| name.strip_prefix(**known).is_some_and(|rest| rest.starts_with('_'))).max_by_key(|known| known.len())
+    };
+    nearest.or_else(longer).copied()
+}
+
+/// Returns how many letters must be added, dropped, changed, or swapped with a neighbour to turn one text into the
+/// other.
+fn edits(one: &str, other: &str) -> usize {
+    let (one, other) = (one.as_bytes(), other.as_bytes());
+    let mut rows = vec![(0..=other.len()).collect::<Vec<usize>>()];
+    for (i, letter) in one.iter().enumerate() {
+        let mut row = vec![i + 1];
+        for (j, theirs) in other.iter().enumerate() {
+            let changed = rows[i][j] + usize::from(letter != theirs);
+            let swaps = i > 0 && j > 0 && one[i - 1] == *theirs && *letter == other[j - 1];
+            let swapped = if swaps { rows[i - 1][j - 1] + 1 } else { usize::MAX };
+            row.push(changed.min(rows[i][j + 1] + 1).min(row[j] + 1).min(swapped));
+        }
+        rows.push(row);
+    }
+    rows[one.len()][other.len()]
+}
