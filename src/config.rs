@@ -89,8 +89,22 @@ impl fmt::Display for Waiting {
 
 /// Settings of a communicator.
 ///
-/// Settings left at their default are taken from the environment when a communicator is made: each field names its
-/// variable.
+/// Settings left at their default are taken from the environment when a communicator is made: fields with a variable
+/// name it. A field set to its default value counts as unset. So `COLLECTIVES_REPRODUCIBLE=1` and
+/// `COLLECTIVES_ENCRYPT=1` always switch these settings on. `COLLECTIVES_CHECK_DEVICE_CALLS=1` takes effect even if the
+/// program asks to compare fewer calls.
+///
+/// ```
+/// # use collectives::{Communicator, Config, Transport};
+/// # use std::time::Duration;
+/// let mut config = Config::default();
+/// config.timeout = Duration::from_secs(60);
+/// config.transport = Transport::Tcp;
+/// // `Builder::configure` changes them in a chain, without a `Config` of your own.
+/// let timeouts = Communicator::builder().config(config).run_local(2, |comm| Ok(comm.config().timeout))?;
+/// assert_eq!(timeouts, [Duration::from_secs(60); 2]);
+/// # Ok::<(), collectives::Error>(())
+/// ```
 ///
 /// **Use the same settings on every rank.** Only these may differ: `timeout`, `waiting`, `flight_recorder_calls`,
 /// `flight_recorder_dir`, `stall_warning`, `observer`, `trace`, `trace_dir`, `device_scratch_bytes`, `listen_address`
@@ -103,6 +117,8 @@ impl fmt::Display for Waiting {
 /// - `object_limit_bytes`: an object collective can fail on one rank while the other ranks wait for it.
 /// - `keep_store`: [`store`](crate::Communicator::store) fails on the ranks without it. If rank 0 serves the store and
 ///   does not keep it, the store is gone for all.
+/// - `nccl`: NCCL needs equal settings, and nothing checks them.
+/// - `nccl_library`: the files may differ. If they hold different versions of NCCL, no rank gets a device backend.
 ///
 /// # What a rank costs
 ///
@@ -124,22 +140,11 @@ impl fmt::Display for Waiting {
 /// those parts of a rank's six slots that its calls fill, and the queues between ranks that send each other messages.
 ///
 /// Each rank of a job listens on one port, which does not answer before [`shrink`](crate::Communicator::shrink). Under
-/// `Tcp`, and between hosts, the rank also listens on a second port. At the start, it opens log₂ h connections if there
-/// are h hosts (under `Tcp`: log₂ n connections if there are n ranks). It opens other connections when they are first
-/// needed. Each communicator keeps the plans of its latest 32 shapes of calls over TCP, which take at most 1 MiB in
-/// total. The start costs the store about 22 requests per rank.
-///
-/// ```
-/// # use collectives::{Communicator, Config, Transport};
-/// # use std::time::Duration;
-/// let mut config = Config::default();
-/// config.timeout = Duration::from_secs(60);
-/// config.transport = Transport::Tcp;
-/// // `Builder::configure` changes them in a chain, without a `Config` of your own.
-/// let timeouts = Communicator::builder().config(config).run_local(2, |comm| Ok(comm.config().timeout))?;
-/// assert_eq!(timeouts, [Duration::from_secs(60); 2]);
-/// # Ok::<(), collectives::Error>(())
-/// ```
+/// `Tcp`, and between hosts, the rank also listens on a second port. At the start, one rank of each host opens about
+/// log₂ h connections if there are h hosts, and accepts as many. Under `Tcp`, every rank opens and accepts about log₂ n
+/// if there are n ranks. Other connections are opened when they are first needed. Each communicator keeps the plans of
+/// its latest 32 shapes of calls over TCP, which take at most 1 MiB in total. The start costs the store about 22
+/// requests per rank.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Config {
@@ -147,10 +152,11 @@ pub struct Config {
     /// Variable: `COLLECTIVES_TIMEOUT` (seconds).
     pub timeout: Duration,
     /// How long the host of a peer may leave data sent over TCP unacknowledged before the peer counts as lost. Zero
-    /// means for ever, so that only `timeout` ends such a wait. A process that ends is noticed at once as long as its
-    /// host still answers. The time is counted in whole seconds, and is at least 2 on an idle connection. Default: 60
-    /// seconds, which is longer than the failover of a switch or the move of a virtual machine. Variable:
-    /// `COLLECTIVES_SILENCE_TIMEOUT` (seconds, `0` for ever).
+    /// turns this limit off. Then such a wait ends after `timeout`, or when Linux ends the connection by its own limit
+    /// (`net.ipv4.tcp_retries2`, about 15 minutes). A process that ends is noticed at once as long as its host still
+    /// answers. The time is counted in whole seconds, and is at least 2 on an idle connection. Default: 60 seconds,
+    /// which is longer than the failover of a switch or the move of a virtual machine. Variable:
+    /// `COLLECTIVES_SILENCE_TIMEOUT` (seconds, `0` for no limit).
     pub silence_timeout: Duration,
     /// The links to use. Default: `Auto`. Variable: `COLLECTIVES_TRANSPORT` (`auto`, `shm` or `tcp`).
     pub transport: Transport,
@@ -162,8 +168,9 @@ pub struct Config {
     /// hosts. Costs bandwidth: each rank receives every other rank's share directly instead of partial results.
     /// Default: off. Variable: `COLLECTIVES_REPRODUCIBLE` (`0` or `1`).
     pub reproducible: bool,
-    /// The host identity: ranks with equal values share a host. Default: `None`, which means that the boot id and the
-    /// namespaces identify the host. Variable: `COLLECTIVES_HOST_IDENTITY`.
+    /// The host identity: ranks with equal values share a host. Default: `None`, which means that a host is identified
+    /// by its boot id, the network namespace, the user namespace and the user id of the process. Variable:
+    /// `COLLECTIVES_HOST_IDENTITY`.
     pub host_identity: Option<String>,
     /// Algorithms for ranges of sizes, instead of the automatic choice. `"doubling:0-16K,ring:16K-".parse()?` reads
     /// them from text. The automatic choice still applies to sizes that no range covers, to collectives that do not
@@ -175,7 +182,7 @@ pub struct Config {
     pub object_limit_bytes: usize,
     /// Keeps the store at which the ranks met, for [`Communicator::store`](crate::Communicator::store). If rank 0
     /// serves the store, rank 0 needs a thread, a listener and the port for it as long as its communicators live. The
-    /// other ranks need nothing until they use the store. All ranks must agree. Default: `false`; the store is closed
+    /// other ranks need nothing until they use the store. All ranks must agree. Default: off, so the store is closed
     /// once every rank has joined.
     pub keep_store: bool,
     /// The address on which this rank listens for peers of other hosts. Default: `None`, which means the address from

@@ -92,7 +92,7 @@ impl Trainer {
         &self.optimizer
     }
 
-    /// Returns the optimiser, to load its state. Load the same state on every rank.
+    /// Returns the optimiser mutably, so that its state can be loaded. Load the same state on every rank.
     pub fn optimizer_mut(&mut self) -> &mut ModuleOptimizer {
         &mut self.optimizer
     }

@@ -43,7 +43,7 @@
 //! ```
 //!
 //! The version, the purpose and the context are Noise's prologue: ends that disagree on them get different keys. The
-//! third message shows that the first was not a recording. All bytes after the handshake are [`record`]s, in both
+//! third message shows that the first was not a replay. All bytes after the handshake are [`record`]s, in both
 //! directions.
 //!
 //! Each end knows from its own settings which of the two mechanisms it requires. It refuses the other mechanism with a

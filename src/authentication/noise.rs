@@ -7,8 +7,8 @@
 //!   (`benches/record/encryption.md`).
 //!
 //! Each direction has a key and counts its messages, so a message that was changed, dropped, repeated or moved does
-//! not decrypt. The counter has 64 bits and cannot run out. But AES-GCM grows weaker with the amount that one key has
-//! encrypted. So each direction's key is replaced after [`MESSAGES_PER_KEY`] messages, by Noise's own `REKEY`.
+//! not decrypt. The counter has 64 bits and cannot run out. But AES-GCM weakens as one key encrypts more data. So each
+//! direction's key is replaced after [`MESSAGES_PER_KEY`] messages, by Noise's own `REKEY`.
 
 use std::fmt;
 use std::io;

@@ -185,7 +185,7 @@ impl<T> TicketLock<T> {
         self.inside.load(Ordering::Relaxed) == thread_key() << 1 | USED
     }
 
-    /// Waits for a ticket's turn. If the limit passes, the ticket is given up.
+    /// Waits for a ticket's turn. If the limit expires, the ticket is given up.
     #[cold]
     fn wait(&self, ticket: &Ticket, limit: Duration) -> Result<(), NoTurn> {
         if self.process.is_foreign() {

@@ -410,8 +410,8 @@ impl NcclCommunicator {
 
     /// Registers a buffer, so that NCCL can use it without copies. Needs NCCL 2.19.1.
     ///
-    /// Only buffers whose address can be trusted are accepted. Your own type is refused, although cudarc's traits are
-    /// safe to implement:
+    /// Only buffers whose address can be trusted are accepted. A type of your own is refused, even if it implements
+    /// cudarc's traits: they are safe to implement, so they do not vouch for the address. For example:
     ///
     /// ```compile_fail,E0277
     /// # use collectives::nccl::NcclCommunicator;

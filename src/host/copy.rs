@@ -105,7 +105,8 @@ unsafe fn stream(from: *const u8, to: *mut u8, bytes: usize) {
     }
 }
 
-/// Copies a longer block with 32-byte vectors if the processor has them. Returns whether it did.
+/// Copies a block of at least `VECTORS_FROM_BYTES` with 32-byte vectors if the processor has them. Returns whether it
+/// did.
 ///
 /// # Safety
 ///

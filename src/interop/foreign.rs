@@ -14,7 +14,7 @@ use crate::call::buffer::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
 use crate::call::element::Data;
 use crate::error::{Error, Result};
 
-/// A CUDA stream of any crate, as [`Communicator::in_order_of`](crate::Communicator::in_order_of) takes it.
+/// A CUDA stream of any crate, for [`Communicator::in_order_of`](crate::Communicator::in_order_of).
 ///
 /// Implemented for cudarc's streams and for [`RawStream`]; implement it for the stream type of your crate.
 ///

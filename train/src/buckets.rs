@@ -23,8 +23,8 @@
 //! still follow.
 //!
 //! If a gradient is given (`DataParallel::give`) and is alone in its bucket, its buffer replaces the bucket's
-//! (`bucket.rs`). The bucket's own buffer is kept for steps that copy. One rank may give a gradient and another may
-//! copy it, because the call does not depend on which buffer is used.
+//! (`bucket.rs`). The bucket's own buffer is kept for steps that copy. For the same parameter, one rank may give its
+//! gradient while another copies its own into the bucket: the call is the same whichever buffer is used.
 //!
 //! On the host, buckets come from `Communicator::alloc` and the calls run on the communicator's worker. On a device,
 //! copies into buckets are queued on the caller's stream, and reductions on the communicator's stream. The buckets'

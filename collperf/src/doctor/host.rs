@@ -70,7 +70,7 @@ fn load(load: Option<Load>) -> Finding {
     match load {
         None => Finding::note("load", "not known: /proc/stat has no such figures", "mount /proc"),
         Some(load) => match load.note(RANKS) {
-            Some(note) => Finding::note("load", note, "measure when no other program runs; top lists them"),
+            Some(note) => Finding::note("load", note, "measure while no other programs are running; `top` lists the running ones"),
             None => Finding::good("load", format!("{:.1} of {} cores busy", load.busy, load.cores)),
         },
     }
@@ -107,7 +107,9 @@ fn locked_memory(limit: u64, has_infiniband: bool) -> Finding {
         let why = if has_infiniband { "" } else { "; this matters only with InfiniBand, and there is none" };
         return Finding::good(subject, format!("{found}{why}"));
     }
-    Finding::note(subject, found, "ulimit -l unlimited, or LimitMEMLOCK=infinity in the service: NCCL registers memory with InfiniBand")
+    let advice = "set ulimit -l unlimited, or LimitMEMLOCK=infinity in the systemd unit: \
+                  NCCL must lock the memory that it registers with InfiniBand";
+    Finding::note(subject, found, advice)
 }
 
 fn shared_memory(path: &Path) -> Finding {

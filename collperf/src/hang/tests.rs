@@ -82,7 +82,7 @@ fn calls_that_differ_are_named_with_who_made_them() {
     says(
         &verdict,
         &[
-            "differ from collective number 7 on: ranks 0, 2 called all_reduce(sum, f32, count 4); rank 1 called broadcast(f32, count 4, root 0)",
+            "starting at collective number 7, the calls differ: ranks 0, 2 called all_reduce(sum, f32, count 4); rank 1 called broadcast(f32, count 4, root 0)",
         ],
     );
     assert!(!verdict.contains("behind") && !verdict.contains("every rank has started"), "{verdict}");
@@ -95,7 +95,7 @@ fn a_count_a_type_and_a_hash_that_differ_are_differences() {
         let mine = call(3, "all_reduce", "started");
         let theirs = with(mine.clone(), json!({key: value}));
         let verdict = verdict(&[record("world", 0, 2, &[mine]), record("world", 1, 2, &[theirs])]);
-        says(&verdict, &["differ from collective number 3"]);
+        says(&verdict, &["starting at collective number 3, the calls differ"]);
     }
 }
 
@@ -124,7 +124,7 @@ fn rings_that_have_wrapped_are_compared_where_they_overlap() {
     };
     let verdict =
         verdict(&[record("world", 0, 2, &entries(3000..4000, "all_reduce")), record("world", 1, 2, &entries(3990..4000, "broadcast"))]);
-    says(&verdict, &["compared: collectives 3990 to 4000", "differ from collective number 4000"]);
+    says(&verdict, &["compared: collectives 3990 to 4000", "starting at collective number 4000, the calls differ"]);
 }
 
 #[test]

@@ -19,7 +19,7 @@ impl Finding {
             }
             Finding::Diverged { backend, number, versions } => {
                 let said: Vec<String> = versions.iter().map(|(call, ranks)| format!("{} called {call}", list(ranks))).collect();
-                format!("the calls differ from {}collective number {number} on: {}", on(*backend), said.join("; "))
+                format!("starting at {}collective number {number}, the calls differ: {}", on(*backend), said.join("; "))
             }
             Finding::Behind { .. } => self.behind_in_words(group),
             Finding::AllWaiting { call, awaited } => {

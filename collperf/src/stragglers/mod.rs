@@ -22,7 +22,7 @@ use work::Work;
 /// each round, the cost of the last rank is the time by which it is later than the second-last. The clocks of hosts
 /// need not agree: each rank times only its own work. To find a rank whose links are slow, use collperf pairs.
 ///
-/// A rank is named if it costs the others at least --threshold percent of the time. It must do so in most stretches of
+/// A rank is named if it costs the others at least --threshold percent of the time. That must hold in most stretches of
 /// the run, and more often than by chance. Time in which a rank waited for a core that another program used counts
 /// against the host, not the rank.
 ///

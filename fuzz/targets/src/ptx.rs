@@ -30,8 +30,8 @@ impl Memory for Device {
     }
 }
 
-/// Takes any text as a module. The result must be an error that names a line, or kernels that run to their end or to a
-/// fault. A second run must have the same result, and no kernel may access memory outside the allocation.
+/// Interprets any text as a module. The result must be an error that names a line, or kernels that run to their end or
+/// to a fault. A second run must have the same result, and no kernel may access memory outside the allocation.
 pub(crate) fn ptx(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let module = match Module::parse(&text) {

@@ -8,8 +8,8 @@ use program::{Step, human, parse, sweep};
 /// The initial inputs.
 pub(crate) const SEEDS: [&str; 4] = ["8 1.5M 2", "4K 2g 16", "0 128M i4096", "1e3 .5G i1"];
 
-/// Takes any text as the smallest and the largest size of a sweep, and its step. Valid sizes must be in order, within
-/// both bounds, and can be parsed again.
+/// Interprets any text as the smallest and the largest size of a sweep, and its step. Valid sizes must be in order,
+/// within both bounds, and can be parsed again.
 pub(crate) fn sizes(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let mut words = text.split_ascii_whitespace();

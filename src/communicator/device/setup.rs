@@ -94,8 +94,8 @@ impl DeviceFacts {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         match bytes {
             [0, reason @ ..] => Err(text(reason)),
-            [1, rest @ ..] => Self::parse(rest).ok_or_else(|| "it sent facts that cannot be decoded".to_owned()),
-            _ => Err("it sent facts that cannot be decoded".to_owned()),
+            [1, rest @ ..] => Self::parse(rest).ok_or_else(|| "it sent start-up data that cannot be decoded".to_owned()),
+            _ => Err("it sent start-up data that cannot be decoded".to_owned()),
         }
     }
 

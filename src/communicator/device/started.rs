@@ -1,5 +1,5 @@
-//! The handles of background calls on devices. They query the stream for the end of the call. Until then they keep the
-//! memory that the device may use.
+//! The handles of background calls on devices. They query the stream to learn whether the call has ended. Until then
+//! they keep the memory that the device may use.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};

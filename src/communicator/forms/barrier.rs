@@ -39,7 +39,7 @@ impl Communicator {
         self.execute(self.prepare_barrier())
     }
 
-    /// Waits until every rank has entered, for at most `limit`. If the limit passes, every rank that has entered gets
+    /// Waits until every rank has entered, for at most `limit`. If the limit expires, every rank that has entered gets
     /// an error that names all missing ranks. The late ranks get the same error when they enter. The communicator stays
     /// usable on all ranks.
     ///

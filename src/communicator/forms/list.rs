@@ -144,11 +144,11 @@ impl Communicator {
         self.execute(self.prepare_all_to_all_list(sources, destinations))
     }
 
-    /// Starts a [`gather_list`](Self::gather_list).
+    /// Starts a [`gather_list`](Self::gather_list). `destinations` is `Some` at the root only.
     ///
     /// # Errors
     ///
-    /// The errors common to background collectives.
+    /// The [errors of background collectives](Self#errors-of-background-collectives).
     pub fn start_gather_list<S, D>(&self, source: S, destinations: Option<Vec<D>>, root: usize) -> Result<Work<(S, Option<Vec<D>>)>>
     where
         S: OwnedSource,
@@ -157,11 +157,11 @@ impl Communicator {
         self.start((source, destinations), |(source, destinations)| self.prepare_gather_list(source, destinations.as_deref_mut(), root))
     }
 
-    /// Starts a [`scatter_list`](Self::scatter_list).
+    /// Starts a [`scatter_list`](Self::scatter_list). `sources` is `Some` at the root only.
     ///
     /// # Errors
     ///
-    /// The errors common to background collectives.
+    /// The [errors of background collectives](Self#errors-of-background-collectives).
     pub fn start_scatter_list<S, D>(&self, sources: Option<Vec<S>>, destination: D, root: usize) -> Result<Work<(Option<Vec<S>>, D)>>
     where
         S: OwnedSource,
@@ -174,7 +174,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to background collectives.
+    /// The [errors of background collectives](Self#errors-of-background-collectives).
     pub fn start_all_gather_list<S, D>(&self, source: S, destinations: Vec<D>) -> Result<Work<(S, Vec<D>)>>
     where
         S: OwnedSource,
@@ -187,7 +187,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to background collectives.
+    /// The [errors of background collectives](Self#errors-of-background-collectives).
     pub fn start_all_to_all_list<S, D>(&self, sources: Vec<S>, destinations: Vec<D>) -> Result<Work<(Vec<S>, Vec<D>)>>
     where
         S: OwnedSource,

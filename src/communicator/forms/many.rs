@@ -135,7 +135,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to background collectives.
+    /// The [errors of background collectives](Self#errors-of-background-collectives).
     pub fn start_all_reduce_many<B: OwnedBuffer>(&self, buffers: Vec<B>, op: impl Into<Reduction<B::Element>>) -> Result<Work<Vec<B>>> {
         self.start(buffers, |buffers| self.prepare_all_reduce_many(buffers, &op.into()))
     }
@@ -144,7 +144,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to background collectives.
+    /// The [errors of background collectives](Self#errors-of-background-collectives).
     pub fn start_broadcast_many<B: OwnedBuffer>(&self, buffers: Vec<B>, root: usize) -> Result<Work<Vec<B>>> {
         self.start(buffers, |buffers| self.prepare_broadcast_many(buffers, root))
     }
@@ -153,7 +153,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to background collectives.
+    /// The [errors of background collectives](Self#errors-of-background-collectives).
     pub fn start_all_gather_many_into<S, D>(&self, sources: Vec<S>, destinations: Vec<D>) -> Result<Work<(Vec<S>, Vec<D>)>>
     where
         S: OwnedSource,
@@ -166,7 +166,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to background collectives.
+    /// The [errors of background collectives](Self#errors-of-background-collectives).
     pub fn start_reduce_scatter_many_into<S, D>(
         &self,
         sources: Vec<S>,

@@ -9,18 +9,19 @@ use crate::error::Result;
 
 /// # Background collectives
 ///
-/// Each call takes its buffers, and gives them back through the [`Work`]. On every rank, these calls run one after
-/// another, in the order in which they were started. A blocking collective waits for them first.
+/// Each of these methods starts the blocking collective that it names, and returns a [`Work`]. The call runs while the
+/// program does other work. All ranks must start the same calls in the same order. On every rank, background
+/// collectives run one after another, in the order in which they were started. A blocking collective waits for them
+/// first.
 ///
 /// For buffers in host memory, the call returns at once. For device buffers, it returns after all ranks have made the
 /// call, because the ranks first compare their calls
 /// ([`Config::check_device_calls`](crate::Config::check_device_calls)).
 ///
-/// Errors common to background collectives: For buffers in host memory, these functions themselves return
-/// `InvalidArgument`, `Unsupported` and `Io`. For device buffers, they also return `NoDevice`, the errors of the
-/// comparison (`Mismatch`, `Timeout`, `PeerLost`, `Aborted` and `Poisoned`), and other errors that occur before the
-/// call is queued. If one of these functions returns an error, the call has not begun. All later errors come through
-/// the [`Work`].
+/// The call owns its buffers until it has ended, and gives them back through the `Work`. Any [`OwnedBuffer`] is
+/// accepted: a `Vec`, a boxed slice, an array, or, on a GPU, cudarc's `CudaSlice`. An [`OwnedSource`] is only read, so
+/// it may also be an `Arc` of such a buffer. A slice that is borrowed from a local variable is not accepted. [`Work`]
+/// says what happens to the buffers if the call fails, and if the `Work` is dropped.
 ///
 /// ```
 /// # use collectives::{Communicator, ReduceOp};
@@ -33,24 +34,31 @@ use crate::error::Result;
 /// assert_eq!(results, [(2.0, 1); 2]);
 /// # Ok::<(), collectives::Error>(())
 /// ```
+///
+/// ## Errors of background collectives
+///
+/// These errors come from the `start_*` method itself. If it returns one of them, the call has not begun, and its
+/// buffers are freed. All other errors come through the [`Work`].
+///
+/// - `InvalidArgument` if the arguments are invalid on this rank.
+/// - `Unsupported` if the element type does not have the op, or in a forked child.
+/// - `Io` if the worker thread cannot be started, or if there is no memory to prepare the call.
+///
+/// For device buffers, also:
+///
+/// - `NoDevice` if the communicator has no device backend.
+/// - `InvalidArgument` from within another call of the same communicator, such as in a custom op.
+/// - `Unsupported` if the call is captured into a graph, or if not every rank can run it.
+/// - `Mismatch`, `PeerLost`, `Timeout`, `Aborted`, `Io` and `Protocol` from the comparison of the calls. `Timeout` also
+///   if the turn of the call does not come in time.
+/// - `Poisoned` and `Closed` if the communicator has ended.
+/// - `Cuda` if the driver fails before the call is queued.
 impl Communicator {
     /// Starts an [`all_reduce`](Self::all_reduce).
     ///
-    /// ```
-    /// # use collectives::{Communicator, ReduceOp};
-    /// let got = Communicator::run_local(2, |comm| {
-    ///     let work = comm.start_all_reduce(vec![1.0f32; 1000], ReduceOp::Sum)?;
-    ///     // … something else …
-    ///     let gradient = work.wait()?;
-    ///     Ok(gradient[999])
-    /// })?;
-    /// assert_eq!(got, [2.0, 2.0]);
-    /// # Ok::<(), collectives::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
-    /// The errors common to background collectives.
+    /// The [errors of background collectives](Self#errors-of-background-collectives).
     pub fn start_all_reduce<B: OwnedBuffer>(&self, buffer: B, op: impl Into<Reduction<B::Element>>) -> Result<Work<B>> {
         self.start(buffer, |buffer| self.prepare_all_reduce(Source::InPlace, buffer.memory_mut(), &op.into()))
     }
@@ -59,7 +67,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to background collectives.
+    /// The [errors of background collectives](Self#errors-of-background-collectives).
     pub fn start_reduce<B: OwnedBuffer>(&self, buffer: B, root: usize, op: impl Into<Reduction<B::Element>>) -> Result<Work<B>> {
         let op = op.into();
         self.start(buffer, |buffer| {
@@ -73,7 +81,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to background collectives.
+    /// The [errors of background collectives](Self#errors-of-background-collectives).
     pub fn start_broadcast<B: OwnedBuffer>(&self, buffer: B, root: usize) -> Result<Work<B>> {
         let source = if self.rank() == root { Source::InPlace } else { Source::Nothing };
         self.start(buffer, |buffer| self.prepare_broadcast(source, buffer.memory_mut(), root))
@@ -83,7 +91,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to background collectives.
+    /// The [errors of background collectives](Self#errors-of-background-collectives).
     pub fn start_all_gather<B: OwnedBuffer>(&self, buffer: B) -> Result<Work<B>> {
         self.start(buffer, |buffer| self.prepare_all_gather(None, buffer.memory_mut()))
     }
@@ -92,7 +100,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to background collectives.
+    /// The [errors of background collectives](Self#errors-of-background-collectives).
     pub fn start_all_gather_into<S, D>(&self, source: S, destination: D) -> Result<Work<(S, D)>>
     where
         S: OwnedSource,
@@ -107,7 +115,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to background collectives.
+    /// The [errors of background collectives](Self#errors-of-background-collectives).
     pub fn start_reduce_scatter<B: OwnedBuffer>(&self, buffer: B, op: impl Into<Reduction<B::Element>>) -> Result<Work<B>> {
         self.start(buffer, |buffer| self.prepare_reduce_scatter(None, buffer.memory_mut(), &op.into()))
     }
@@ -116,7 +124,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to background collectives.
+    /// The [errors of background collectives](Self#errors-of-background-collectives).
     pub fn start_reduce_scatter_into<S, D>(&self, source: S, destination: D, op: impl Into<Reduction<S::Element>>) -> Result<Work<(S, D)>>
     where
         S: OwnedSource,
@@ -131,7 +139,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to background collectives.
+    /// The [errors of background collectives](Self#errors-of-background-collectives).
     pub fn start_all_to_all<B: OwnedBuffer>(&self, buffer: B) -> Result<Work<B>> {
         self.start(buffer, |buffer| self.prepare_all_to_all(Source::InPlace, buffer.memory_mut()))
     }
@@ -140,7 +148,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to background collectives.
+    /// The [errors of background collectives](Self#errors-of-background-collectives).
     pub fn start_gather<B: OwnedBuffer>(&self, buffer: B, root: usize) -> Result<Work<B>> {
         self.start(buffer, |buffer| self.prepare_gather_in_place(buffer, root))
     }
@@ -149,7 +157,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to background collectives.
+    /// The [errors of background collectives](Self#errors-of-background-collectives).
     pub fn start_scatter<B: OwnedBuffer>(&self, buffer: B, root: usize) -> Result<Work<B>> {
         self.start(buffer, |buffer| self.prepare_scatter_in_place(buffer.memory_mut(), root))
     }
@@ -158,7 +166,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to background collectives.
+    /// The [errors of background collectives](Self#errors-of-background-collectives).
     pub fn start_all_reduce_into<S, D>(&self, source: S, destination: D, op: impl Into<Reduction<S::Element>>) -> Result<Work<(S, D)>>
     where
         S: OwnedSource,
@@ -169,11 +177,11 @@ impl Communicator {
         })
     }
 
-    /// Starts a [`reduce_into`](Self::reduce_into).
+    /// Starts a [`reduce_into`](Self::reduce_into). `destination` is `Some` at the root only.
     ///
     /// # Errors
     ///
-    /// The errors common to background collectives.
+    /// The [errors of background collectives](Self#errors-of-background-collectives).
     pub fn start_reduce_into<S, D>(
         &self,
         source: S,
@@ -190,11 +198,11 @@ impl Communicator {
         })
     }
 
-    /// Starts a [`broadcast_into`](Self::broadcast_into).
+    /// Starts a [`broadcast_into`](Self::broadcast_into). `source` is `Some` at the root only.
     ///
     /// # Errors
     ///
-    /// The errors common to background collectives.
+    /// The [errors of background collectives](Self#errors-of-background-collectives).
     pub fn start_broadcast_into<S, D>(&self, source: Option<S>, destination: D, root: usize) -> Result<Work<(Option<S>, D)>>
     where
         S: OwnedSource,
@@ -205,11 +213,11 @@ impl Communicator {
         })
     }
 
-    /// Starts a [`gather_into`](Self::gather_into).
+    /// Starts a [`gather_into`](Self::gather_into). `destination` is `Some` at the root only.
     ///
     /// # Errors
     ///
-    /// The errors common to background collectives.
+    /// The [errors of background collectives](Self#errors-of-background-collectives).
     pub fn start_gather_into<S, D>(&self, source: S, destination: Option<D>, root: usize) -> Result<Work<(S, Option<D>)>>
     where
         S: OwnedSource,
@@ -220,11 +228,11 @@ impl Communicator {
         })
     }
 
-    /// Starts a [`scatter_into`](Self::scatter_into).
+    /// Starts a [`scatter_into`](Self::scatter_into). `source` is `Some` at the root only.
     ///
     /// # Errors
     ///
-    /// The errors common to background collectives.
+    /// The [errors of background collectives](Self#errors-of-background-collectives).
     pub fn start_scatter_into<S, D>(&self, source: Option<S>, destination: D, root: usize) -> Result<Work<(Option<S>, D)>>
     where
         S: OwnedSource,
@@ -239,7 +247,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to background collectives.
+    /// The [errors of background collectives](Self#errors-of-background-collectives).
     pub fn start_all_to_all_into<S, D>(&self, source: S, destination: D) -> Result<Work<(S, D)>>
     where
         S: OwnedSource,
@@ -254,7 +262,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to background collectives.
+    /// The [errors of background collectives](Self#errors-of-background-collectives).
     pub fn start_all_gather_v<B: OwnedBuffer>(&self, buffer: B, counts: &[usize]) -> Result<Work<B>> {
         self.start(buffer, |buffer| self.prepare_all_gather_v(None, buffer.memory_mut(), counts))
     }
@@ -263,7 +271,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to background collectives.
+    /// The [errors of background collectives](Self#errors-of-background-collectives).
     pub fn start_all_gather_v_into<S, D>(&self, source: S, destination: D, counts: &[usize]) -> Result<Work<(S, D)>>
     where
         S: OwnedSource,
@@ -278,7 +286,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to background collectives.
+    /// The [errors of background collectives](Self#errors-of-background-collectives).
     pub fn start_reduce_scatter_v<B: OwnedBuffer>(
         &self,
         buffer: B,
@@ -292,7 +300,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to background collectives.
+    /// The [errors of background collectives](Self#errors-of-background-collectives).
     pub fn start_reduce_scatter_v_into<S, D>(
         &self,
         source: S,
@@ -309,11 +317,24 @@ impl Communicator {
         })
     }
 
-    /// Starts a [`gather_v_into`](Self::gather_v_into).
+    /// Starts a [`gather_v_into`](Self::gather_v_into). `destination` is `Some` at the root only, with the count of
+    /// each rank.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let got = Communicator::run_local(2, |comm| {
+    ///     let mine = vec![comm.rank() as u8 + 1; comm.rank() + 1];
+    ///     let destination = (comm.rank() == 0).then_some((vec![0u8; 3], &[1, 2][..]));
+    ///     let (_mine, all) = comm.start_gather_v_into(mine, destination, 0)?.wait()?;
+    ///     Ok(all)
+    /// })?;
+    /// assert_eq!(got, [Some(vec![1, 2, 2]), None]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// The errors common to background collectives.
+    /// The [errors of background collectives](Self#errors-of-background-collectives).
     pub fn start_gather_v_into<S, D>(&self, source: S, destination: Option<(D, &[usize])>, root: usize) -> Result<Work<(S, Option<D>)>>
     where
         S: OwnedSource,
@@ -325,11 +346,12 @@ impl Communicator {
         })
     }
 
-    /// Starts a [`scatter_v_into`](Self::scatter_v_into).
+    /// Starts a [`scatter_v_into`](Self::scatter_v_into). `source` is `Some` at the root only, with the count of each
+    /// rank.
     ///
     /// # Errors
     ///
-    /// The errors common to background collectives.
+    /// The [errors of background collectives](Self#errors-of-background-collectives).
     pub fn start_scatter_v_into<S, D>(&self, source: Option<(S, &[usize])>, destination: D, root: usize) -> Result<Work<(Option<S>, D)>>
     where
         S: OwnedSource,
@@ -345,7 +367,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to background collectives.
+    /// The [errors of background collectives](Self#errors-of-background-collectives).
     pub fn start_all_to_all_v_into<S, D>(
         &self,
         source: S,
@@ -366,7 +388,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to background collectives.
+    /// The [errors of background collectives](Self#errors-of-background-collectives).
     pub fn start_barrier(&self) -> Result<Work<()>> {
         self.start((), |()| self.prepare_barrier())
     }

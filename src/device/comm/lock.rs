@@ -69,7 +69,7 @@ impl Device {
         device
     }
 
-    /// Waits for this thread's turn to launch on the device; returns `None` if the limit passes first. Serialising the
+    /// Waits for this thread's turn to launch on the device; returns `None` if the limit expires first. Serialising the
     /// launches of several communicators is required by some NCCL settings (`launchOrderImplicit`). Most launches end
     /// at once.
     ///

@@ -291,7 +291,7 @@ impl HostFacts {
     /// Decodes [`HostFacts::to_bytes`].
     fn from_bytes(rank: usize, bytes: &[u8]) -> Result<Self> {
         let malformed = |reason: String| Error::Protocol { with: Peer::unknown(rank).to_string(), reason };
-        let short = || malformed(format!("its facts are truncated to {} B", bytes.len()));
+        let short = || malformed(format!("its start-up data is truncated to {} B", bytes.len()));
         let (version, rest) = bytes.split_first_chunk::<4>().ok_or_else(short)?;
         if u32::from_le_bytes(*version) != VERSION {
             let theirs = u32::from_le_bytes(*version);
@@ -312,7 +312,10 @@ impl HostFacts {
         let (process, numbers, loopback, processors) = (next()?, next()?, next()?, next()?);
         let tag = match rest {
             [] => None,
-            rest => Some(<[u8; 32]>::try_from(rest).map_err(|_| malformed(format!("{} unexpected bytes after its facts", rest.len())))?),
+            rest => {
+                let reason = || format!("its start-up data is followed by {} unexpected bytes", rest.len());
+                Some(<[u8; 32]>::try_from(rest).map_err(|_| malformed(reason()))?)
+            }
         };
         let pid = u32::from_le_bytes(*pid);
         Ok(Self { nonce: *nonce, tag, pid, settings, identity, host, recovery_listener, process, numbers, loopback, processors })

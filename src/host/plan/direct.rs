@@ -1,9 +1,9 @@
 //! Reduction without partial results: the owner of a share receives every rank's contribution to it and folds them all
 //! at once, in rank order. So the bits depend only on the number of ranks, and the op need not be commutative.
 //!
-//! Shares are cut into segments, two of which are in progress at a time. A rank sends its contributions to a segment
-//! before it sends the completed previous segment, and it waits only for messages of earlier segments. So progress does
-//! not depend on the links' capacity.
+//! Shares are cut into segments, two of which are in progress at a time. For each segment, a rank sends its
+//! contributions before it sends the previous segment's result. It waits only for messages that belong to earlier
+//! segments. So progress does not depend on the links' capacity.
 
 use super::builder::{Builder, Part};
 use super::ring::Sink;

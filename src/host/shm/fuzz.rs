@@ -24,8 +24,8 @@ impl Exchange for Scripted<'_> {
     }
 }
 
-/// Takes any bytes as the leader's two reports, on where its region is available and on the outcome. No rank gets
-/// anything, and each error gives the reason.
+/// Interprets arbitrary bytes as the leader's two reports: the first says where its region can be found, the second
+/// gives the outcome. No rank gets anything, and each error gives the reason.
 pub fn shared_memory_file(data: &[u8]) {
     let half = data.first().map_or(0, |length| usize::from(*length)).min(data.len().saturating_sub(1));
     let (blob, verdict) = data.get(1..).unwrap_or_default().split_at(half);
@@ -52,7 +52,7 @@ pub fn shared_memory_file(data: &[u8]) {
     }
 }
 
-/// Takes any number as a number of ranks: there is no layout, or one in which the last rank's parts lie within the
+/// Interprets any number as a number of ranks: there is no layout, or one in which the last rank's parts lie within the
 /// region, in order.
 pub fn shared_memory_layout(data: &[u8]) {
     for ranks in data.as_chunks::<2>().0.iter().map(|bytes| usize::from(u16::from_le_bytes(*bytes))) {

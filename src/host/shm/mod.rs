@@ -36,10 +36,10 @@
 //! # Waiting
 //!
 //! If there is a core for every rank, a waiter spins briefly, then yields; otherwise it yields at once. Then it sleeps
-//! on a shared futex for a bounded time; in a crowd (`host/waiting.rs`) it does so without yielding first. A waiter
-//! that no longer spins checks the deadline, the health, the region's abort reason, and whether the ranks it waits for
-//! still hold their locks on the region's file. Such a lock belongs to an open file description. It vanishes with its
-//! owner, however the owner ends, and works for threads too.
+//! on a shared futex for a bounded time. If other threads want its core (a *crowd*, `host/waiting.rs`), it skips the
+//! yielding and sleeps directly. A waiter that no longer spins checks the deadline, the health, the region's abort
+//! reason, and whether the ranks it waits for still hold their locks on the region's file. Such a lock belongs to an
+//! open file description. It vanishes with its owner, however the owner ends, and works for threads too.
 //!
 //! # Windows
 //!

@@ -246,8 +246,8 @@ impl Group {
         unsafe { self.scatter_from(None, memory, bytes, context) }
     }
 
-    /// Copies a block to each rank, from the root or from every rank. This is correct in place because a step publishes
-    /// the same range of all blocks of this rank before it overwrites that range of any.
+    /// Copies a block to each rank, from the root or from every rank. This is correct in place: a step first publishes
+    /// one range of every block of this rank, and only then overwrites that range in any block.
     ///
     /// # Safety
     ///

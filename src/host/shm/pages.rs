@@ -149,7 +149,7 @@ impl Pages {
     /// Reserves address space for `bytes` bytes at a multiple of `align`.
     fn reserve(bytes: usize, align: usize, protection: ProtFlags) -> io::Result<Self> {
         let slack = if align > rustix::param::page_size() { align } else { 0 };
-        let too_much = || io::Error::new(io::ErrorKind::OutOfMemory, "more than an address space holds");
+        let too_much = || io::Error::new(io::ErrorKind::OutOfMemory, "the memory would not fit in an address space");
         let reserved_bytes = bytes.checked_add(slack).filter(|bytes| *bytes <= isize::MAX as usize).ok_or_else(too_much)?;
         // SAFETY: a new mapping at an address that the kernel chooses.
         let start = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), reserved_bytes, protection, MapFlags::PRIVATE)? }.cast::<u8>();

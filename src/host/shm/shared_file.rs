@@ -206,7 +206,8 @@ impl<R> SharedFile<'_, R> {
                 (Secret::new(key).map_err(ShareError::Here)?, name)
             }
             (Some((&(NAME | KEY_AND_NAME), _)), _) => {
-                return Err(protocol("a key to its memory although the job has a secret, or no key although it has none".to_owned()));
+                let reason = "a key to its memory although the job has a secret, or no key although the job has no secret";
+                return Err(protocol(reason.to_owned()));
             }
             (Some((_, reason)), _) => return Err(ShareError::There(leader, String::from_utf8_lossy(reason).into_owned())),
             (None, _) => return Err(protocol("an empty message instead of the name of a socket".to_owned())),

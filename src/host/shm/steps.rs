@@ -7,11 +7,11 @@
 //!
 //! # Waiting
 //!
-//! With a core for every rank, a waiter spins first, because a wake across cores costs a hundred times what a flag
-//! costs. With fewer cores, it yields its core at once if the ranks it waits for need it: if more ranks are missing
-//! than the other cores can run at once. If all of them may be running, it spins for a moment, so that each core goes
-//! through its ranks about once per step. Then the policy of all waits applies (`host/waiting.rs`): it yields, then
-//! sleeps.
+//! With a core for every rank, a waiter spins first, because waking a thread on another core costs a hundred times as
+//! much as reading a flag. With fewer cores, it yields its core at once if the ranks it waits for need it: if more
+//! ranks are missing than the other cores can run at once. If all of them may be running, it spins for a moment, so
+//! that each core goes through its ranks about once per step. Then the policy of all waits applies
+//! (`host/waiting.rs`): it yields, then sleeps.
 //!
 //! A sleeper announces itself, looks once more, and sleeps for a bounded time. The last rank to publish wakes it. For
 //! that, the flag's store must come before the check for sleepers, which takes a fence that would cost every call. So

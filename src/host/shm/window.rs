@@ -251,8 +251,8 @@ impl Site {
         let align = pages::alignment(size.bytes, size.align);
         let strides = size.bytes.checked_next_multiple_of(align);
         let Some((stride, whole)) = strides.and_then(|stride| Some((stride, stride.checked_mul(self.ranks)?))) else {
-            let error =
-                Error::io("laying out a shared buffer", io::Error::new(io::ErrorKind::OutOfMemory, "more than an address space holds"));
+            let reason = "the buffer would not fit in an address space";
+            let error = Error::io("laying out a shared buffer", io::Error::new(io::ErrorKind::OutOfMemory, reason));
             return shared_file::exchange_outcome(exchange, Err(error), deadline);
         };
         let name = format!("a shared buffer of {} times {} B", self.ranks, size.bytes);
@@ -298,7 +298,7 @@ impl Site {
 /// processes to find the memory.
 fn create(bytes: usize, used: usize) -> io::Result<OwnedFd> {
     if let Some(available) = available_memory().filter(|available| *available < used) {
-        let message = format!("{used} B are needed on this host and {available} B are available");
+        let message = format!("{used} B are needed on this host, but only {available} B are available");
         return Err(io::Error::new(io::ErrorKind::OutOfMemory, message));
     }
     region::create("collectives-buffer", bytes)

@@ -73,7 +73,8 @@ impl NcclCommunicator {
         };
         let made: Vec<usize> = (0..said.len()).filter(|rank| said[*rank] != [0; ID_BYTES]).collect();
         let [maker] = made[..] else {
-            return Err(Error::argument(GROW, format!("exactly one rank must pass the id that it created, but ranks {made:?} do")));
+            let reason = format!("exactly one rank must pass the id that it created; ranks that passed one: {made:?}");
+            return Err(Error::argument(GROW, reason));
         };
         let comm = self.start_anew(&said[maker], self.rank(), world_size, &deadline)?;
         // The new ranks do not know whether an NVLink switch can be used.

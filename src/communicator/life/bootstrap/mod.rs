@@ -22,10 +22,10 @@
 //! and keep unproven connections separate from proven ones: the store's server, a rank's listener, and the listener for
 //! shared memory. A silent connection occupies a descriptor for a bounded time and delays no other connection. At these
 //! three listeners, at most 512, 256 and 64 unproven connections exist at a time. At the limit, connections that were
-//! silent for longer than 100 to 200 ms are closed. Between ranks, the proof covers the hello. Facts carry an HMAC too.
-//! It detects a rank with a different secret even at a store that demands no proof, and every rank's error names that
-//! rank. Without a secret, no additional bytes are sent. Shared memory is the exception: its key is then a random
-//! number, which the exchange carries.
+//! silent for longer than 100 to 200 ms are closed. Between ranks, the proof also covers the hello, the message that
+//! opens a link. Facts carry an HMAC too. It detects a rank with a different secret even at a store that demands no
+//! proof, and every rank's error names that rank. Without a secret, no additional bytes are sent. Shared memory is the
+//! exception: its key is then a random number, which the exchange carries.
 //!
 //! # Missing resources
 //!

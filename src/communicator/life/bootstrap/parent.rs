@@ -15,7 +15,7 @@ impl Communicator {
         let mut lengths = vec![0_u64; self.world_size()];
         self.all_gather_into(&(mine.len() as u64), &mut lengths)?;
         if let Some(rank) = lengths.iter().position(|length| *length > MAX_BLOB_BYTES) {
-            let reason = format!("{} B of facts for a new communicator; the limit is {MAX_BLOB_BYTES} B", lengths[rank]);
+            let reason = format!("{} B of start-up data for a new communicator; the limit is {MAX_BLOB_BYTES} B", lengths[rank]);
             return Err(Error::Protocol { with: self.peers()[rank].to_string(), reason });
         }
         let counts: Vec<usize> = lengths.iter().map(|length| *length as usize).collect();
