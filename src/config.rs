@@ -89,10 +89,12 @@ impl fmt::Display for Waiting {
 
 /// Settings of a communicator.
 ///
-/// Settings left at their default are taken from the environment when a communicator is made: fields with a variable
-/// name it. A field set to its default value counts as unset. So `COLLECTIVES_REPRODUCIBLE=1` and
-/// `COLLECTIVES_ENCRYPT=1` always switch these settings on. `COLLECTIVES_CHECK_DEVICE_CALLS=1` takes effect even if the
-/// program asks to compare fewer calls.
+/// Begin with four settings: `timeout`, `transport`, `secret` and `flight_recorder_dir`.
+///
+/// Settings left at their default are read from environment variables when a communicator is made; the documentation of
+/// a field names its variable, if it has one. A field set to its default value counts as unset. So
+/// `COLLECTIVES_REPRODUCIBLE=1` and `COLLECTIVES_ENCRYPT=1` always switch these settings on.
+/// `COLLECTIVES_CHECK_DEVICE_CALLS=1` takes effect even if the program asks to compare fewer calls.
 ///
 /// ```
 /// # use collectives::{Communicator, Config, Transport};
@@ -110,8 +112,9 @@ impl fmt::Display for Waiting {
 /// `flight_recorder_dir`, `stall_warning`, `observer`, `trace`, `trace_dir`, `device_scratch_bytes`, `listen_address`
 /// and `host_identity`. The start compares `transport`, `reproducible`, `algorithms`, `encrypt` and
 /// `check_device_calls`. It fails with [`Conflict`](Error::Conflict) if they differ, and with
-/// [`Unauthorized`](Error::Unauthorized) if the secrets differ. It does not compare the other settings. If these
-/// differ, the following happens:
+/// [`Unauthorized`](Error::Unauthorized) if the secrets differ. A store that is served over TCP finds a different
+/// `encrypt` sooner: it refuses the rank's connection, and the rank gets `Unauthorized`. The start does not compare the
+/// other settings. If these differ, the following happens:
 ///
 /// - `silence_timeout`: each rank uses its own, so some ranks find a silent host sooner than others.
 /// - `object_limit_bytes`: an object collective can fail on one rank while the other ranks wait for it.
@@ -123,9 +126,9 @@ impl fmt::Display for Waiting {
 /// # What a rank costs
 ///
 /// The `n` ranks of a host share one region of memory. In it, each rank has six *slots*, through which it passes the
-/// data of collectives to the others. For each other rank, a rank has two *queues*: one for messages, and one for
-/// collectives that involve other hosts too. The size of the region is `6 n · slot + 2 n² · (queue + 256 B)` plus at
-/// most `9 KiB · n + 8 KiB`:
+/// data of collectives to the others. For each rank, itself included, a rank has two *queues*: one for messages, and
+/// one for collectives that involve other hosts too. The size of the region is `6 n · slot + 2 n² · (queue + 256 B)`
+/// plus at most `9 KiB · n + 8 KiB`:
 ///
 /// | ranks of the host | slot | queue | region |
 /// | --- | --- | --- | --- |
@@ -148,8 +151,9 @@ impl fmt::Display for Waiting {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Config {
-    /// How long any one wait may take before it ends in an error. Default: 30 minutes, as in torch.distributed.
-    /// Variable: `COLLECTIVES_TIMEOUT` (seconds).
+    /// Every call ends after this time at the latest, except those in the last table of `docs/src/failures.md`, which
+    /// have another limit. Default: 30 minutes, as for Gloo in `torch.distributed`. Variable: `COLLECTIVES_TIMEOUT`
+    /// (seconds).
     pub timeout: Duration,
     /// How long the host of a peer may leave data sent over TCP unacknowledged before the peer counts as lost. Zero
     /// turns this limit off. Then such a wait ends after `timeout`, or when Linux ends the connection by its own limit
@@ -165,12 +169,17 @@ pub struct Config {
     /// `spin` or `sleep`).
     pub waiting: Waiting,
     /// Reduces in rank order only, so that the result has the same bits for every transport, algorithm and number of
-    /// hosts. Costs bandwidth: each rank receives every other rank's share directly instead of partial results.
-    /// Default: off. Variable: `COLLECTIVES_REPRODUCIBLE` (`0` or `1`).
+    /// hosts. Default: off. Variable: `COLLECTIVES_REPRODUCIBLE` (`0` or `1`).
+    ///
+    /// Costs bandwidth if several hosts have several ranks each: `all_reduce` and `reduce` then send the inputs of all
+    /// ranks between the hosts, instead of one partial result of each host. Over TCP alone, or with one rank per host,
+    /// every reduction uses the algorithm `direct`, which moves as many bytes as a ring, but needs more messages than
+    /// `doubling` for small vectors. In shared memory on one host it costs nothing.
     pub reproducible: bool,
     /// The host identity: ranks with equal values share a host. Default: `None`, which means that a host is identified
-    /// by its boot id, the network namespace, the user namespace and the user id of the process. Variable:
-    /// `COLLECTIVES_HOST_IDENTITY`.
+    /// by its boot id, the network namespace, the user namespace and the user id of the process. Set different values
+    /// on the ranks of one machine to try a job of several hosts there. Equal values do not make sharing possible:
+    /// ranks that cannot share memory use TCP. Variable: `COLLECTIVES_HOST_IDENTITY`.
     pub host_identity: Option<String>,
     /// Algorithms for ranges of sizes, instead of the automatic choice. `"doubling:0-16K,ring:16K-".parse()?` reads
     /// them from text. The automatic choice still applies to sizes that no range covers, to collectives that do not
@@ -178,7 +187,8 @@ pub struct Config {
     /// not affected. Default: none. Variable: `COLLECTIVES_ALGORITHM`.
     pub algorithms: AlgorithmRanges,
     /// The largest total size, in bytes, of the objects in one object collective, and of a single object that this rank
-    /// receives as a message. Default: 256 MiB.
+    /// receives as a message. If it is exceeded, the collective fails with
+    /// [`InvalidArgument`](Error::InvalidArgument), and the receive with [`Message`](Error::Message). Default: 256 MiB.
     pub object_limit_bytes: usize,
     /// Keeps the store at which the ranks met, for [`Communicator::store`](crate::Communicator::store). If rank 0
     /// serves the store, rank 0 needs a thread, a listener and the port for it as long as its communicators live. The
@@ -207,26 +217,29 @@ pub struct Config {
     /// Receives the figures of every call when the call has ended; see [`observe`](crate::observe). Communicators made
     /// from the one with this setting also report to this observer. Default: `None`.
     ///
-    /// Costs each call 0.15 µs plus the observer's own time (2 virtual CPUs, AMD EPYC; `benches/record/overhead.md`).
+    /// Costs each call 0.15 µs plus the observer's own time. An all-reduce of 8 B in shared memory, which takes 157 ns
+    /// without, then takes almost twice as long (2 ranks, 2 virtual CPUs, AMD EPYC; `benches/record/overhead.md`).
     pub observer: Option<Arc<dyn Observer>>,
     /// Keeps the times of the last 131,072 calls of this communicator and of the communicators made from it, for
     /// [`write_trace`](crate::Communicator::write_trace). Default: off.
     ///
-    /// Costs up to 30 MiB in total, and 0.2 µs for each call, which takes a lock and writes a record (2 virtual CPUs,
-    /// AMD EPYC; `benches/record/overhead.md`).
+    /// Costs up to 30 MiB in total, and 0.2 µs for each call, which takes a lock and writes a record. An all-reduce of
+    /// 8 B in shared memory, which takes 157 ns without, then takes 2.4 times as long (2 ranks, 2 virtual CPUs, AMD
+    /// EPYC; `benches/record/overhead.md`).
     pub trace: bool,
     /// The folder to which the times of calls are written, as `trace-ID-rankR.json`, when the communicator and all
-    /// those made from it are gone; see [`observe`](crate::observe). A process that crashes, or calls `exit` before
-    /// that, writes none. Default: `None`. Variable: `COLLECTIVES_TRACE`.
+    /// those made from it are gone; see [`observe`](crate::observe). A folder here implies `trace`. A process that
+    /// crashes, or calls `exit` before that, writes none. Default: `None`. Variable: `COLLECTIVES_TRACE`.
     pub trace_dir: Option<PathBuf>,
     /// The secret that every rank of the job, and the server of its store, must know to connect. Default: `None`, no
     /// check. Variables: `COLLECTIVES_SECRET`, or `COLLECTIVES_SECRET_FILE` (see [`Secret::from_file`]).
     pub secret: Option<Secret>,
     /// Encrypts all TCP connections of the job, between ranks and to the store. An attacker on the line can read
     /// nothing and change nothing unnoticed (`SECURITY.md` lists what remains). Needs a secret, and the crate's feature
-    /// `encryption`. All ranks and the server of their store must agree; if they differ, they refuse each other's
-    /// connections. Shared memory inside a host is not encrypted. Default: off. Variable: `COLLECTIVES_ENCRYPT` (`0` or
-    /// `1`).
+    /// `encryption`. All ranks and the server of their store must agree. A server refuses the connection of a rank that
+    /// differs from it, and the rank gets [`Unauthorized`](Error::Unauthorized). If ranks differ but all of them reach
+    /// their store, for example a store in a file, the start fails with [`Conflict`](Error::Conflict). Shared memory
+    /// inside a host is not encrypted. Default: off. Variable: `COLLECTIVES_ENCRYPT` (`0` or `1`).
     pub encrypt: bool,
     /// NCCL's own settings for the communicator. Default: none, so NCCL decides. Device support is experimental: no
     /// real GPU has run it.

@@ -321,7 +321,7 @@ impl NcclCommunicator {
     ///   this rank's block of the longer one.
     /// - The source holds elements of its type.
     /// - All ranks make the same call, with the same op, root, type and counts, as their next one on this communicator.
-    ///   Typed calls, and calls of other threads, count too.
+    ///   This order includes typed calls, and calls from other threads.
     /// - All ranks made the communicator with the same [`Config`], on devices of the same compute capability.
     ///
     /// None of this is compared, and NCCL writes whatever it receives.

@@ -79,8 +79,8 @@ unsafe impl Send for RawStream {}
 unsafe impl Sync for RawStream {}
 
 impl RawStream {
-    /// Wraps the stream with this handle, on the device with this number in this process. Null is the legacy default
-    /// stream.
+    /// Makes a `RawStream` of a stream's handle and the number that its device has in this process. Null is the legacy
+    /// default stream.
     ///
     /// # Safety
     ///
@@ -192,7 +192,7 @@ borrowed_memory!(&P, &mut P);
 // SAFETY: the same memory, borrowed mutably as long as the reference lives.
 unsafe impl<P: AsDevicePtrMut + ?Sized> AsDevicePtrMut for &mut P {}
 
-/// A buffer, for any call, over memory that another crate owns. It is made of a value or a reference that implements
+/// A buffer, for any call, over memory that another crate owns. It is made from a value or a reference that implements
 /// [`AsDevicePtr`].
 ///
 /// Calls are queued on the communicator's stream, or the one named with

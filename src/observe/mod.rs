@@ -150,7 +150,7 @@ pub struct CallReport<'a> {
     /// The tag of a message; from 2⁶³ on for the crate's own messages.
     pub tag: Option<u64>,
     /// The algorithm of a collective on the host, as [`Communicator::algorithm`](crate::Communicator::algorithm)
-    /// returns it. `None` for messages and for device calls, which NCCL runs together with this crate's additions.
+    /// returns it. `None` for messages, and for device calls, which NCCL runs, in part with this crate's kernels.
     pub algorithm: Option<Algorithm>,
     /// The time from the call to its return. For messages in the background, the time until they were done; on devices,
     /// the time until the call was queued.

@@ -225,8 +225,7 @@ fn a_rank_that_never_calls_is_a_timeout_for_the_others() {
     };
     let message: Deviant = |comm, memory, _| comm.send(&memory.put(&[1_u8; 4]), 1, &memory.stream);
     let collective: Deviant = |comm, memory, _| comm.all_reduce(&mut memory.put(&[1_u8; 4]), ReduceOp::Sum, &memory.stream);
-    for (call, words) in [(collective, "comparing all_reduce(sum, u8, count 4)"), (message, "comparing send to rank 1 of 4 elements (u8)")]
-    {
+    for (call, words) in [(collective, "comparing all_reduce(sum, u8, count 4)"), (message, "comparing send to rank 1: 4 elements (u8)")] {
         nccl_ranks(2, hasty, |comm, memory| {
             if comm.rank() == 0 {
                 let error = call(comm, memory, false).unwrap_err();
@@ -343,7 +342,7 @@ const MESSAGES: [Ends; 4] = [
             true => comm.send(&memory.put(&[1_u32; 5]), 1, &memory.stream),
             false => comm.recv(&mut memory.put(&[1_u32; 4]), 0, &memory.stream),
         },
-        ["send to rank 1 of 5 elements (u32)", "recv from rank 0 of 4 elements (u32)"],
+        ["send to rank 1: 5 elements (u32)", "recv from rank 0: 4 elements (u32)"],
     ),
     (
         "type",
@@ -368,7 +367,7 @@ const MESSAGES: [Ends; 4] = [
                 false => group.recv(&mut whole, 0),
             })
         },
-        ["the first of 2 in a group", "recv from rank 0 of 4 elements (u8)"],
+        ["the first of 2 messages in a group", "recv from rank 0: 4 elements (u8)"],
     ),
 ];
 

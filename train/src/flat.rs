@@ -348,9 +348,10 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Converts the elements of another buffer, with the same length and place, into this one. Each is converted to
-    /// `f32`, multiplied by the weight, rounded to `f32` and then to `T`. On a device this is queued on this buffer's
-    /// stream, and gives the same bits as on the host, except for NaNs.
+    /// Converts the elements of another buffer into this one. Both must have the same length, and be in host memory or
+    /// on the same device. Each element is converted to `f32`, multiplied by the weight, rounded to `f32` and then to
+    /// `T`. On a device this is queued on this buffer's stream, and gives the same bits as on the host, except for
+    /// NaNs.
     ///
     /// # Errors
     ///

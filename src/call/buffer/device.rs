@@ -322,9 +322,9 @@ impl<'a, T> DeviceMemoryMut<'a, T> {
         self.inner.context()
     }
 
-    /// Calls `queue` with the memory's address, so that it can queue copies and kernels that write the memory, and may
-    /// read it, on `stream`. These run after all earlier uses of the memory and before all later ones. Otherwise like
-    /// [`DeviceMemory::read_on`].
+    /// Calls `queue` with the memory's address. `queue` can then queue, on `stream`, copies and kernels that write the
+    /// memory; they may also read it. These run after all earlier uses of the memory and before all later ones.
+    /// Otherwise like [`DeviceMemory::read_on`].
     ///
     /// # Errors
     ///

@@ -77,9 +77,10 @@ impl Communicator {
         group.run_on_host()
     }
 
-    /// Records and launches calls like [`group`](Self::group), for several communicators of this thread at once.
-    /// `record` gets one group for each communicator, in the same order. So one thread can drive several GPUs, each
-    /// with its own communicator. Device buffers only: on host memory each rank needs its own thread.
+    /// Records calls and launches them together, as [`group`](Self::group) does, for several communicators of this
+    /// thread at once. `record` gets one group for each communicator, in the same order. So one thread can drive
+    /// several GPUs, each with its own communicator. Device buffers only: on host memory each rank needs its own
+    /// thread.
     ///
     /// Before you use a custom op in such a group, use it once outside of a group: outside, the ranks agree that all of
     /// them can compile it. If one rank makes calls through `group_across`, every rank of that communicator must do so:
@@ -221,7 +222,10 @@ impl<'buffers> Group<'buffers, '_> {
     fn untimed(call: &'static str, envelope: Envelope) -> Result<Envelope> {
         match envelope.timeout {
             None => Ok(envelope),
-            Some(_) => Err(Error::argument(call, "a message in a group cannot have its own timeout; set the group's with with_timeout")),
+            Some(_) => Err(Error::argument(
+                call,
+                "a message in a group cannot have its own timeout; use with_timeout to set a timeout for the whole group",
+            )),
         }
     }
 

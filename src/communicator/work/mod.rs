@@ -30,7 +30,7 @@ use crate::host::health::forked;
 /// has passed the call.
 ///
 /// You can:
-/// - wait for it ([`wait`](Self::wait)), or for the first of several ([`wait_any`](Self::wait_any)),
+/// - wait for the call ([`wait`](Self::wait)), or for the first of several ([`wait_any`](Self::wait_any)),
 /// - poll it ([`is_done`](Self::is_done)),
 /// - await it with any executor,
 /// - register a callback ([`on_end`](Self::on_end)).

@@ -137,7 +137,8 @@ impl Hello {
             return refuse(Reason::Rank, format!("rank {} of {} cannot link to rank {}", sender.rank, me.world_size, me.rank));
         }
         if self.is_opened_by_receiver() {
-            return refuse(Reason::Rank, format!("rank {} must accept this link, and rank {} must connect", sender.rank, me.rank));
+            let (sender, me) = (sender.rank, me.rank);
+            return refuse(Reason::Rank, format!("rank {sender} connected to rank {me}, but this link must be opened by rank {me}"));
         }
         Ok(())
     }

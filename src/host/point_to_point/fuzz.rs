@@ -131,7 +131,7 @@ fn run(bytes: &[u8], jitter: u64) -> (Vec<Received>, Option<AbortReason>) {
     }
     let outcomes = places.each_ref().map(|place| place.ticket.map(|ticket| messages.poll(ticket)));
     let object = object.ok().map(|ticket| {
-        let (outcome, bytes) = messages.poll_object(ticket).expect("a request ends with its peer's link");
+        let (outcome, bytes) = messages.poll_object(ticket).expect("a request has ended once its peer's link has ended");
         assert!(bytes.len() <= OBJECT_BYTES && outcome.is_ok_and(|envelope| envelope.bytes == bytes.len()) || bytes.is_empty());
         outcome.map(|envelope| (envelope.source, envelope.tag, bytes))
     });
@@ -140,7 +140,7 @@ fn run(bytes: &[u8], jitter: u64) -> (Vec<Received>, Option<AbortReason>) {
     let mut received: Vec<Received> = places
         .iter()
         .zip(outcomes)
-        .map(|(place, outcome)| place.check(outcome.map(|outcome| outcome.expect("a request ends with its peer's link"))))
+        .map(|(place, outcome)| place.check(outcome.map(|outcome| outcome.expect("a request has ended once its peer's link has ended"))))
         .collect();
     received.push(object);
     assert_eq!(received[3], Some(Ok((2, RIGHT.0, RIGHT.1.to_vec()))), "the other peer's message");

@@ -12,7 +12,7 @@ use collectives::Element;
 use collectives::{Error, Result};
 
 /// A model that is sharded over the ranks. In a checkpoint, the parameters of a [`ShardedOptimizer`] have their own
-/// names. The parameters of a [`FullySharded`] have the unit's name and a dot before their own.
+/// names. The names of a [`FullySharded`]'s parameters are prefixed with the unit's name and a dot.
 pub trait Sharded: sealed::Shares {}
 
 impl Sharded for ShardedOptimizer {}

@@ -286,7 +286,7 @@ fn mirrored(words: &Words) -> Words {
     other
 }
 
-/// Describes words sent to `peer`: `send to rank 1 of 5 elements (f32), and recv from rank 1 of 7 elements (u8)`.
+/// Describes words sent to `peer`: `send to rank 1: 5 elements (f32), and recv from rank 1: 7 elements (u8)`.
 fn in_words(words: &Words, peer: usize) -> String {
     let number = |part: usize, half: usize| {
         let (at, length) = HALVES[part];
@@ -300,8 +300,8 @@ fn in_words(words: &Words, peer: usize) -> String {
             TypeTag::from_code(number(2, half) as u32).map_or_else(|| "an unknown type".to_owned(), |element| element.to_string());
         match messages {
             0 => None,
-            1 => Some(format!("{name} rank {peer} of {elements} elements ({element})")),
-            _ => Some(format!("{name} rank {peer} of {elements} elements ({element}), the first of {messages} in a group")),
+            1 => Some(format!("{name} rank {peer}: {elements} elements ({element})")),
+            _ => Some(format!("{name} rank {peer}: {elements} elements ({element}), the first of {messages} messages in a group")),
         }
     };
     let directions: Vec<_> = ["send to", "recv from"].into_iter().enumerate().filter_map(direction).collect();

@@ -93,7 +93,7 @@ impl Communicator {
     /// - `LeftBehind` if the others continued without this rank.
     /// - `Timeout` if the remaining ranks did not agree.
     /// - `Unsupported` if this rank could not listen when the job began.
-    /// - The errors of joining a job (see [`Communicator::from_env`]).
+    /// - The errors that joining a job can return (see [`Communicator::from_env`]).
     #[doc(alias("ncclCommShrink", "MPIX_Comm_shrink", "shrink_group"))]
     pub fn shrink(&self) -> Result<Self> {
         if self.core.shared.health.is_foreign() {
