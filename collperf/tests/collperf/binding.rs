@@ -82,7 +82,7 @@ fn ranks_that_are_more_than_the_cores_are_not_bound() {
     let refused = collperf(&format!("-g {many} --bind core")).output().unwrap();
     let said = String::from_utf8_lossy(&refused.stderr);
     assert_eq!(refused.status.code(), Some(6), "{refused:?}");
-    assert!(said.starts_with(&format!("collperf: --bind core: {many} ranks and ")) && said.lines().count() == 1, "{said}");
+    assert!(said.starts_with(&format!("collperf: --bind core: {many} ranks, but only ")) && said.lines().count() == 1, "{said}");
     // With the older flag, ranks are bound to cores in rotation.
     let (to, masks) = results(&format!("-g {many} --pin"));
     assert!(to == "core" && masks.iter().all(|mask| core_count(mask) == 1), "{masks:?}");

@@ -101,7 +101,7 @@ fn what_ranks_make_differently_is_named() {
         let error = FullySharded::new(comm, vec![mixed], FullyShardedOptions::default()).unwrap_err().to_string();
         assert!(error.contains("all parameters of a unit must have one type"), "{error}");
         let whole = FullyShardedOptions { reduce_type: Some(DType::I32), ..FullyShardedOptions::default() };
-        assert!(FullySharded::new(comm, units(), whole).unwrap_err().to_string().contains("reduce type of i32"));
+        assert!(FullySharded::new(comm, units(), whole).unwrap_err().to_string().contains("the gather or reduce type is i32"));
         let largest = FullyShardedOptions { op: ReduceOp::Max, ..FullyShardedOptions::default() };
         assert!(FullySharded::new(comm, units(), largest).unwrap_err().is_unsupported());
     });
