@@ -1,5 +1,5 @@
-//! Sets where the crate finds its kernel images: the committed ones, which need no compiler, or, if `COLLECTIVES_NVCC`
-//! names a compiler, those that it compiles from the sources. If it fails, the build fails, without a silent fallback.
+//! Sets where the crate finds its kernel images. By default these are the committed ones, which need no compiler. If
+//! `COLLECTIVES_NVCC` names a compiler, the build compiles the sources with it, and fails if that fails.
 //!
 //! Build scripts of packages with kernels include this file.
 

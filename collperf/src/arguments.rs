@@ -261,7 +261,7 @@ impl Elsewhere {
     pub(crate) fn refusal(&self) -> Option<String> {
         let flags = [
             ("-D", &self.device_implementation, "0", "collperf has no kernels of NCCL's device interface; use -D 0"),
-            ("-V", &self.cta_count, "", "collperf has no kernels of NCCL's device interface, so leave out their number of blocks"),
+            ("-V", &self.cta_count, "", "collperf has no kernels of NCCL's device interface; leave out the flag"),
         ];
         flags.into_iter().find_map(|(flag, value, off, reason)| {
             let value = value.as_deref().filter(|value| *value != off)?;

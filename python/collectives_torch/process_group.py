@@ -1,8 +1,8 @@
 """How PyTorch creates groups of the backend.
 
-PyTorch accepts two forms of a backend. Programs call a `ProcessGroup` directly, and its works are ours. A `Backend` may
-be one of several in a group of PyTorch's own class. Its calls and works pass through C++, where a work keeps only its
-wait and its future.
+PyTorch accepts two forms of a backend. Programs call a `ProcessGroup` directly, and its works are ours. A `Backend` can
+be one of several in a group, whose class is PyTorch's own. There, calls and works pass through C++, and a work has only
+its wait and its future.
 """
 
 import torch

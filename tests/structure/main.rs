@@ -9,5 +9,6 @@ mod errors;
 mod examples;
 mod guide;
 mod layers;
+mod sanitize;
 mod sources;
 mod words;

@@ -6,7 +6,7 @@
 //! sent. So a caller that has begun a message still has that byte to write: it sleeps until the link is writable, and
 //! does not consider its message sent before then. Callers need not know about this, as long as they meet the
 //! requirement of [`ByteLink`]: if only a part of a message has been accepted, the rest comes first in the next write.
-//! A write is therefore never cut after the first byte of a part, where a message may begin.
+//! A message may begin with a part, so a write never takes just the first byte of a part.
 //!
 //! **Reading.** Only whole records are decrypted, into memory of the link, and go to the caller from there: no byte
 //! that was not authenticated reaches it. A poll cannot see bytes that are left here, so while there are any, the link

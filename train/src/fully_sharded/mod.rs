@@ -284,8 +284,8 @@ impl FullySharded {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the length or type is not the parameter's, if `values` is not where the model is (in host
-    /// memory or on its device), or if the unit is gathered: release it first.
+    /// `InvalidArgument` if the length or type is not the parameter's, if `values` is not in the memory of the
+    /// model (host memory or its device), or if the unit is gathered: release it first.
     pub fn load<B>(&mut self, unit: usize, parameter: usize, values: &B) -> Result<()>
     where
         B: Buffer<Element: Float> + ?Sized,

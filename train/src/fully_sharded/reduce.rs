@@ -32,7 +32,7 @@ impl FullySharded {
     ///
     /// - `InvalidArgument` if the unit does not exist, or if its gradients were already passed in this backward pass.
     /// - `InvalidArgument` if the number of gradients is wrong, a gradient's length or type is not its parameter's, or
-    ///   a gradient is not where the model is (in host memory or on its device).
+    ///   a gradient is not in the memory of the model (host memory or its device).
     /// - On a device, `Cuda` if they cannot be copied.
     ///
     /// Also, the errors of any collective.

@@ -265,7 +265,7 @@ fn peer(rank: usize, said: &str) -> Peer {
     }
 }
 
-/// Puts the length of a blob before it. So the value is never empty, and it is known where the next blob begins.
+/// Returns a blob with its length in front. The result is never empty, and a reader finds the next blob.
 fn measured(blob: &[u8]) -> Vec<u8> {
     [&(blob.len() as u32).to_le_bytes(), blob].concat()
 }
