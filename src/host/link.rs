@@ -15,30 +15,32 @@ use std::time::Duration;
 /// - `ConnectionReset` or `BrokenPipe` if it died;
 /// - [`Silence`] if its host has stopped answering. This is the only error that may no longer apply at the next call.
 pub(crate) trait ByteLink {
-    /// Writes as much of `parts` as fits, in order. Returns the number of bytes (never `Ok(0)`, unless all parts are
-    /// empty).
+    /// Writes as much of `parts` as fits, in order. Returns the number of bytes, which is 0 only if all parts are
+    /// empty.
     fn try_write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize>;
 
-    /// Reads the bytes that have arrived into `into`. Returns their number (never `Ok(0)`, unless `into` is empty).
+    /// Reads the bytes that have arrived into `into`. Returns their number, which is 0 only if `into` is empty.
     fn try_read(&mut self, into: &mut [u8]) -> io::Result<usize>;
 
-    /// Reads like [`ByteLink::try_read`], but may bypass the cache: the caller reads more than fits into it.
+    /// Reads like [`ByteLink::try_read`], but may bypass the cache, because the caller reads more than fits into the
+    /// cache.
     fn try_read_past(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.try_read(into)
     }
 
-    /// Writes a whole frame if this link has a quicker way to do so, and room for it. Returns whether it did. `payload`
-    /// is all that follows the header.
+    /// Writes a whole frame if this link has a quicker way to do so, and room for the frame. Returns whether the frame
+    /// was written. `payload` is all that follows the header.
     #[inline]
     fn try_write_frame(&mut self, _head: &Head, _payload: &[u8]) -> io::Result<bool> {
         Ok(false)
     }
 
-    /// Returns the beginning of the next frame, and the number of bytes that have arrived. If there are none, looks
-    /// again as many times as given, and then returns `WouldBlock`. Returns `Ok(None)` if the beginning is unknown, so
-    /// that [`ByteLink::try_read`] must be used. If several frames have arrived, the result may be the beginning of the
-    /// last one. The result is sure to be the beginning of the next frame if its header states the length of all that
-    /// has arrived. That frame remains the next one until [`ByteLink::take_frame`].
+    /// Returns the beginning of the next frame, and the number of bytes that have arrived. If no bytes have arrived,
+    /// looks again as many times as given, and then returns `WouldBlock`. Returns `Ok(None)` if the beginning is
+    /// unknown: the caller must then use [`ByteLink::try_read`]. If several frames have arrived, the result may be the
+    /// beginning of the last one. If the header in the result states the length of all bytes that have arrived, the
+    /// result is the beginning of the next frame. That frame remains the next one until [`ByteLink::take_frame`] is
+    /// called.
     #[inline]
     fn peek_frame(&mut self, _looks: u32) -> io::Result<Option<Head>> {
         Ok(None)
@@ -48,12 +50,18 @@ pub(crate) trait ByteLink {
     /// payload buffer, as many as fit.
     fn take_frame(&mut self, _header_bytes: usize, _payload: &mut [u8]) {}
 
-    /// Returns a descriptor that a poll can wait on. Returns `None` if a poll does not notice all that can be read: for
-    /// a stream in shared memory, or one that has read ahead.
+    /// Returns a descriptor that a poll can wait on. Returns `None` for a stream in shared memory and for a stream that
+    /// has read ahead, because a poll does not notice all their bytes.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Returns the bell that wakes this rank when anything moves on this link or on another one of its kind, if there
-    /// is no descriptor.
+    /// Whether bytes that were written have not left this host. They are lost if this end is closed and the peer writes
+    /// to it.
+    fn has_unsent(&self) -> bool {
+        false
+    }
+
+    /// Returns the bell of a link that has no descriptor. The bell wakes this rank when anything moves on this link, or
+    /// on another link of the same kind.
     fn bell(&self) -> Option<Arc<dyn Bell>> {
         None
     }
@@ -62,7 +70,7 @@ pub(crate) trait ByteLink {
 /// Lets a rank sleep until something moves on its links, if they have no descriptors. The rank starts listening, looks
 /// at its links once more, and sleeps if nothing has moved. In either case, it stops listening afterwards.
 pub(crate) trait Bell {
-    /// Starts listening: from here on, every move is noticed.
+    /// Starts listening. From then on, the bell notices every move.
     fn listen(&self) -> Heard;
 
     /// Sleeps until something moves that `heard` does not include, for at most `limit`.

@@ -38,8 +38,8 @@ struct Broken {
 enum Stream {
     Ring(RingLink),
     Tcp(net::Link),
-    /// TCP, being opened by this rank or by the peer. Every read and write continues the opening, so that other peers'
-    /// notifications are received meanwhile. A deadline that passes leaves the link in this state.
+    /// A TCP link that this rank or the peer is opening. Every read and write continues the opening, so that this rank
+    /// receives other peers' notifications in the meantime. If a deadline passes, the link stays in this state.
     Opening(Box<Connector>),
 }
 
@@ -172,6 +172,10 @@ impl ByteLink for BackendLink {
             Stream::Tcp(link) => link.descriptor(),
             Stream::Opening(_) => None,
         }
+    }
+
+    fn has_unsent(&self) -> bool {
+        matches!(&self.stream, Stream::Tcp(link) if link.has_unsent())
     }
 
     fn bell(&self) -> Option<Arc<dyn Bell>> {

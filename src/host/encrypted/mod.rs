@@ -206,6 +206,10 @@ impl<L: ByteLink> ByteLink for EncryptedLink<L> {
         let is_waiting = come.next < come.content || !matches!(record::front(&come.records[come.start..come.end]), Ok(None));
         if is_waiting { None } else { self.below.descriptor() }
     }
+
+    fn has_unsent(&self) -> bool {
+        self.below.has_unsent()
+    }
 }
 
 impl<L: fmt::Debug> fmt::Debug for EncryptedLink<L> {

@@ -58,9 +58,9 @@ pub(super) struct Hello {
 /// The reason why bytes are not a hello of this version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum NoHello {
-    /// They are not a message of this crate.
+    /// The bytes are not a message of this crate.
     Junk(String),
-    /// They come from a version of this crate with a different handshake, which is sent this refusal.
+    /// The bytes come from a version of this crate with a different handshake. This refusal is the answer.
     Refused(Refusal),
 }
 
@@ -92,7 +92,7 @@ impl Hello {
         check_magic(bytes, &HELLO_MAGIC).map_err(NoHello::Junk)?;
         let Some(&version) = bytes.get(8) else { return Ok(None) };
         if version != VERSION {
-            let text = format!("the hello has version {version}, this end uses version {VERSION}");
+            let text = format!("the hello has version {version}, but this end uses version {VERSION}");
             return Err(NoHello::Refused(Refusal::new(Reason::Version, text)));
         }
         let Some(bytes) = bytes.first_chunk::<{ Self::BYTES }>() else { return Ok(None) };
@@ -124,14 +124,17 @@ impl Hello {
         if sender.communicator != me.communicator {
             return refuse(
                 Reason::Communicator,
-                format!("the hello names communicator {:#x}, this is {:#x}", sender.communicator, me.communicator),
+                format!("the hello names communicator {:#x}, but this is {:#x}", sender.communicator, me.communicator),
             );
         }
         if sender.world_size != me.world_size {
-            return refuse(Reason::WorldSize, format!("the hello names world size {}, here it is {}", sender.world_size, me.world_size));
+            return refuse(
+                Reason::WorldSize,
+                format!("the hello names world size {}, but the world size here is {}", sender.world_size, me.world_size),
+            );
         }
         if self.receiver != me.rank {
-            return refuse(Reason::Rank, format!("the hello is for rank {}, this is rank {}", self.receiver, me.rank));
+            return refuse(Reason::Rank, format!("the hello is for rank {}, but this is rank {}", self.receiver, me.rank));
         }
         if sender.rank >= me.world_size || sender.rank == me.rank {
             return refuse(Reason::Rank, format!("rank {} of {} cannot link to rank {}", sender.rank, me.world_size, me.rank));
@@ -152,7 +155,7 @@ pub(crate) enum Reason {
     Communicator,
     WorldSize,
     Rank,
-    /// There is already a link of this kind from this rank.
+    /// The sender already has a link of this kind.
     Duplicate,
     /// The sender has not proven that it knows the job's secret.
     Unauthenticated,
@@ -255,7 +258,7 @@ impl Answer {
         let Some(text) = bytes.get(Self::HEAD_BYTES..Self::HEAD_BYTES + len) else { return Ok(None) };
         // The refusal of another version is readable text, but its welcome may mean something else.
         match code {
-            0 if version != VERSION => Err(format!("the welcome has version {version}, this end uses version {VERSION}")),
+            0 if version != VERSION => Err(format!("the welcome has version {version}, but this end uses version {VERSION}")),
             0 if len > 0 => Err(format!("the welcome carries {len} bytes of text: {}", quote(text))),
             0 => Ok(Some(Self::Welcome)),
             code => Ok(Some(Self::Refused(Refusal::new(Reason::from_code(code), String::from_utf8_lossy(text).into_owned())))),

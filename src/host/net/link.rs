@@ -79,4 +79,11 @@ impl ByteLink for Link {
             Self::Encrypted(link) => link.descriptor(),
         }
     }
+
+    fn has_unsent(&self) -> bool {
+        match self {
+            Self::Plain(link) => link.has_unsent(),
+            Self::Encrypted(link) => link.has_unsent(),
+        }
+    }
 }

@@ -266,13 +266,13 @@ struct PendingConnection {
 enum Verdict {
     /// The peer closed the connection, or the connection broke.
     Gone,
-    /// What it sent is not a hello.
+    /// The bytes that the peer sent are not a hello.
     Junk(String),
     /// The peer has not proven that it knows the secret, or it offers a proof when none is required.
     Unauthenticated(AuthenticationError),
-    /// It sent a hello and is refused.
+    /// The peer sent a hello and is refused.
     Refused(Refusal),
-    /// It sent a hello and is accepted.
+    /// The peer sent a hello and is accepted.
     Welcome(Hello),
 }
 

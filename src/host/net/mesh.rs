@@ -275,7 +275,8 @@ pub(super) enum Address {
     None,
     /// The rank listens here.
     At(SocketAddr),
-    /// The rank should have listened and could not, for this reason. All ranks are notified, so that none waits for it.
+    /// The rank should have listened but could not, for this reason. All ranks are notified, so that no rank waits for
+    /// this one.
     Failed(String),
 }
 

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 use socket2::{SockRef, TcpKeepalive};
 
-use super::tcp_info::Watch;
+use super::tcp_info::{self, Watch};
 use crate::base::tuning::net::{IDLE_SHARE, KEEP_ALIVE_PROBES, SILENCE_INTERVAL};
 use crate::host::link::{ByteLink, Silence};
 
@@ -117,6 +117,10 @@ impl ByteLink for TcpLink {
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         Some(self.stream.as_fd())
+    }
+
+    fn has_unsent(&self) -> bool {
+        tcp_info::has_unsent(self.stream.as_fd())
     }
 }
 

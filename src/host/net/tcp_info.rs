@@ -1,13 +1,19 @@
-//! Whether the kernel still receives answers from the other end of a connection.
+//! Whether the kernel still receives answers from the other end of a connection, and whether it has sent everything.
 #![expect(unsafe_code, reason = "no safe wrapper reads TCP_INFO")]
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-/// The size of the start of the kernel's `struct tcp_info`, up to and including `tcpi_last_ack_recv`. It only ever
-/// grows at its end.
-const INFO_BYTES: usize = 60;
+/// The start of the kernel's `struct tcp_info`, up to and including `tcpi_notsent_bytes` (since Linux 4.6). The
+/// structure only ever grows at its end. It is an array of `u32`, so that the memory is aligned like the kernel's.
+type Info = [u32; 37];
+
+/// The index of `tcpi_last_ack_recv`.
+const LAST_ACKNOWLEDGEMENT: usize = 14;
+
+/// The index of `tcpi_notsent_bytes`.
+const UNSENT_BYTES: usize = 36;
 
 /// The relevant part of `struct tcp_info`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,22 +66,29 @@ impl Watch {
     }
 }
 
-/// Queries the kernel.
+/// Whether the kernel has yet to send bytes that were written. `false` if it does not report that.
+pub(super) fn has_unsent(socket: BorrowedFd<'_>) -> bool {
+    query(socket).is_ok_and(|info| info[UNSENT_BYTES] > 0)
+}
+
+/// Returns what the kernel has seen of the other end.
 fn read(socket: BorrowedFd<'_>) -> io::Result<Quiet> {
-    // An array of `u32`, so that the memory is aligned like the kernel's structure.
-    let mut info = [0_u32; INFO_BYTES / 4];
-    let mut len = INFO_BYTES as libc::socklen_t;
+    let info = query(socket)?;
+    let [_state, _congestion_state, retransmits, probes] = info[0].to_ne_bytes();
+    let since_acknowledgement = Duration::from_millis(info[LAST_ACKNOWLEDGEMENT].into());
+    Ok(Quiet { retransmits, probes, since_acknowledgement })
+}
+
+/// Queries the kernel. Fields that it does not have are 0.
+fn query(socket: BorrowedFd<'_>) -> io::Result<Info> {
+    let mut info: Info = [0; _];
+    let mut len = size_of::<Info>() as libc::socklen_t;
     // SAFETY:
     // - `socket` is open for as long as it is borrowed.
     // - `info` and `len` live across the call, and `len` is the size of `info` in bytes.
     // - The kernel is trusted to write at most `len` bytes; any bit pattern is a valid `u32`.
     let status = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr().cast(), &raw mut len) };
-    if status != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let [_state, _congestion_state, retransmits, probes] = info[0].to_ne_bytes();
-    let since_acknowledgement = Duration::from_millis(info[INFO_BYTES / 4 - 1].into());
-    Ok(Quiet { retransmits, probes, since_acknowledgement })
+    if status == 0 { Ok(info) } else { Err(io::Error::last_os_error()) }
 }
 
 #[cfg(test)]

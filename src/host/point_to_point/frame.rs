@@ -32,9 +32,9 @@ pub(super) enum Frame {
     RequestToSend { message: u32, tag: u64, element: TypeTag, bytes: usize },
     /// The long message has been matched with its receive: send it.
     ClearToSend { message: u32, reply: u32 },
-    /// The long message was matched with a receive of this element type and capacity, which cannot take it. This is
-    /// also the answer to `Withdraw` if the message has not been matched, so that every request to send has exactly one
-    /// answer.
+    /// The long message was matched with a receive that cannot take it. The receive has this element type and capacity.
+    /// This is also the answer to `Withdraw` if the message has not been matched, so that every request to send has
+    /// exactly one answer.
     Refuse { message: u32, element: TypeTag, capacity: u64 },
     /// The next piece of a long message; its bytes follow.
     Data { reply: u32, bytes: usize },
@@ -49,8 +49,8 @@ pub(super) enum Frame {
     GaveUp { tag: u64, after: u64 },
     /// The receiver has given up a long message that it had cleared, and drops its remaining bytes.
     Abandon { message: u32, reply: u32 },
-    /// No more frames follow on this link. `opened`: how many links the leaving rank has opened to this peer. Each will
-    /// carry its own `Leave`.
+    /// No more frames follow on this link. `opened` is the number of links that the leaving rank has opened to this
+    /// peer. Each of these links will carry its own `Leave`.
     Leave { opened: u32 },
 }
 

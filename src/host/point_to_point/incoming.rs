@@ -18,7 +18,7 @@ use super::{Envelope, MessageError};
 /// The reason why nothing more will arrive.
 #[derive(Debug)]
 pub(super) enum ReadEnd {
-    /// The peer left normally, having opened this many links to this rank.
+    /// The peer left normally. Before, it had opened this many links to this rank.
     Left { opened: u32 },
     /// The link failed.
     Failed(io::Error),
@@ -43,7 +43,7 @@ impl From<String> for ReadEnd {
 enum Of {
     /// A short message.
     Short(Envelope),
-    /// A piece of the long message with this number; `past`: it is too long for the cache.
+    /// A piece of the long message with this number. `past` is true if the message is too long for the cache.
     Long { long: u32, past: bool },
 }
 
@@ -63,6 +63,8 @@ struct Ahead {
     bytes: Box<[u8]>,
     start: usize,
     end: usize,
+    /// Whether the last read of the link returned all that had arrived.
+    is_link_empty: bool,
 }
 
 impl Ahead {
@@ -83,6 +85,7 @@ impl Ahead {
         self.start = 0;
         let read = read_some(link, &mut self.bytes[self.end..])?;
         self.end += read;
+        self.is_link_empty = self.end < self.bytes.len();
         Ok(read)
     }
 
@@ -93,7 +96,9 @@ impl Ahead {
             return sensible(link.try_read_past(into)?, into.len());
         }
         if self.start == self.end && into.len() >= DIRECT_BYTES {
-            return read_some(link, into);
+            let read = read_some(link, into)?;
+            self.is_link_empty = read < into.len();
+            return Ok(read);
         }
         if self.start == self.end {
             self.fill(link)?;
@@ -139,7 +144,7 @@ pub(super) struct Incoming {
 
 impl Incoming {
     pub(super) fn new(link: usize, peer: usize) -> Self {
-        let ahead = Ahead { bytes: vec![0; AHEAD_BYTES].into_boxed_slice(), start: 0, end: 0 };
+        let ahead = Ahead { bytes: vec![0; AHEAD_BYTES].into_boxed_slice(), start: 0, end: 0, is_link_empty: false };
         Self { link, peer, ahead, payload: None }
     }
 
@@ -238,7 +243,8 @@ impl Incoming {
         outgoing: &mut Outgoing,
     ) -> Result<bool, ReadEnd> {
         let (mut total, mut frames) = (0, 0);
-        while total < PASS_BYTES && frames < PASS_FRAMES {
+        self.ahead.is_link_empty = false;
+        while total < PASS_BYTES && frames < PASS_FRAMES && !(self.ahead.is_link_empty && self.ahead.as_slice().is_empty()) {
             let step = if self.payload.is_some() {
                 self.read_payload(link, matching_state).map_err(ReadEnd::from)
             } else {

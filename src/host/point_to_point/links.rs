@@ -3,6 +3,7 @@
 use crate::base::deadline::Deadline;
 use crate::base::tuning::point_to_point::LAST_READS;
 use crate::host::abort_reason::{AbortReason, Interrupted};
+use crate::host::link::ByteLink;
 
 use super::channel::{Channel, End, PeerState};
 use super::frame::Frame;
@@ -16,12 +17,24 @@ impl<C: Connector> Messages<C> {
         }
         let link = match self.peers[peer].chosen {
             Some(link) => link,
-            None => self.any_link(peer)?,
+            None => self.choose_link(peer)?,
         };
         self.peers[peer].chosen = Some(link);
         match self.channels[link].as_ref().and_then(Channel::end) {
             None => Ok(link),
             Some(end) => Err(end.abort_reason(peer).into()),
+        }
+    }
+
+    /// Chooses a link if there are two, as both ranks do: the one on which the peer sends, otherwise that of the lower
+    /// rank. With one stream in both directions, acknowledgements travel with messages.
+    fn choose_link(&mut self, peer: usize) -> Result<usize, Interrupted> {
+        self.take_links();
+        let state = &self.peers[peer];
+        let of_lower_rank = if self.rank < peer { state.opened } else { state.accepted };
+        match self.matching_state.link_of(peer).or(of_lower_rank) {
+            Some(link) => Ok(link),
+            None => self.any_link(peer),
         }
     }
 
@@ -162,6 +175,7 @@ impl<C: Connector> Messages<C> {
             }
         }
         self.flush(deadline);
+        self.send_off(deadline);
         let mut missing: Vec<u32> = self.unwritten().map(|channel| channel.peer as u32).collect();
         missing.dedup();
         for channel in self.channels.iter_mut().flatten() {
@@ -176,6 +190,17 @@ impl<C: Connector> Messages<C> {
             Some(&first) => {
                 let abort_reason = AbortReason::TimedOut { waiting: self.rank as u32, missing: first };
                 Err(Interrupted { abort_reason, missing, arrived: vec![self.rank as u32] })
+            }
+        }
+    }
+
+    /// Waits until everything that was written has left this host, or the deadline has passed. A peer that still writes
+    /// credit to a link that this rank has closed would otherwise never get the rest.
+    fn send_off(&mut self, deadline: &Deadline) {
+        let has_unsent = |channel: &Channel<C::Link>| channel.end().is_none() && channel.link.has_unsent();
+        while self.channels.iter().flatten().any(has_unsent) && !deadline.has_passed() {
+            if !self.progress() {
+                self.rest(deadline.remaining());
             }
         }
     }

@@ -15,9 +15,9 @@ use crate::base::tuning::point_to_point::KEPT_BYTES;
 pub(super) enum Place {
     /// The memory of this receive.
     Receive(u32),
-    /// The message's own memory: its receive gave up, and the next one will take it.
+    /// The message's own memory, because its receive gave up. The next receive will take the message.
     Kept(Vec<u8>),
-    /// Nowhere: there was no memory to keep it in, or a receive refused it.
+    /// Nowhere, because there was no memory for the message, or a receive refused it.
     Nowhere,
 }
 

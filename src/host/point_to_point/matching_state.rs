@@ -37,8 +37,8 @@ struct Account {
     waiting: usize,
     /// Cost of messages that have been received, without the sender having been notified of that yet.
     owed: usize,
-    /// The link on which its messages arrive.
-    link: usize,
+    /// The link on which its messages arrive, once one has.
+    link: Option<usize>,
 }
 
 /// A message that no receive has matched yet.
@@ -50,7 +50,7 @@ enum Arrival {
     Announced { link: usize, message: u32, element: TypeTag, bytes: usize },
     /// A message from this rank to itself, still in the sender's memory.
     Own { request: u32 },
-    /// A long message whose receive gave up; it may still be arriving.
+    /// A long message that may still be arriving. Its receive gave up.
     Kept { long: u32 },
     /// The note of a sender that gave up its message. It costs as much as an announced message, unless the message had
     /// been matched.
@@ -114,7 +114,7 @@ impl MatchingState {
     /// Charges a message that begins to arrive. Senders know the limit and observe it.
     pub(super) fn charge(&mut self, source: usize, link: usize, bytes: usize) -> Result<(), String> {
         let account = &mut self.accounts[source];
-        account.link = link;
+        account.link = Some(link);
         account.waiting += cost(bytes);
         let used = account.waiting + account.owed;
         if used > self.limit { Err(format!("more messages at once than agreed: {used} B, the limit is {} B", self.limit)) } else { Ok(()) }
@@ -131,7 +131,7 @@ impl MatchingState {
 
     /// Returns the credit to send to the peer on this link, if it is large enough to be worth a frame.
     pub(super) fn take_owed(&mut self, peer: usize, link: usize) -> Option<Frame> {
-        if !self.owes(peer) || self.accounts[peer].link != link {
+        if !self.owes(peer) || self.accounts[peer].link != Some(link) {
             return None;
         }
         let account = &mut self.accounts[peer];
@@ -142,7 +142,7 @@ impl MatchingState {
     pub(super) fn take_any_owed(&mut self, peer: usize) -> Option<(usize, Frame)> {
         let account = &mut self.accounts[peer];
         let cost = std::mem::take(&mut account.owed) as u64;
-        (cost > 0).then_some((account.link, Frame::Credit { cost }))
+        account.link.filter(|_| cost > 0).map(|link| (link, Frame::Credit { cost }))
     }
 
     /// Returns a buffer of this length with arbitrary content.
@@ -175,15 +175,15 @@ impl MatchingState {
         Ok(())
     }
 
-    /// Returns the link on which messages of `source` arrive, as far as known; `None` if a message from it must match
-    /// another receive before the one that is about to be made.
+    /// Returns the link on which messages of `source` arrive. `None` if none has arrived yet, or if a message from it must
+    /// match another receive before the one that is about to be made.
     #[inline]
     pub(super) fn direct_link(&self, source: usize) -> Option<usize> {
-        self.matching.is_clear(source).then(|| self.accounts[source].link)
+        self.accounts[source].link.filter(|_| self.matching.is_clear(source))
     }
 
-    /// Returns the link on which messages of `source` arrive, as far as known.
-    pub(super) fn link_of(&self, source: usize) -> usize {
+    /// Returns the link on which messages of `source` arrive. `None` if none has arrived yet.
+    pub(super) fn link_of(&self, source: usize) -> Option<usize> {
         self.accounts[source].link
     }
 

@@ -46,6 +46,16 @@ impl<C: Connector> Drop for Posting<'_, C> {
     }
 }
 
+/// What a sleep has shown about the links.
+enum Awakening {
+    /// These links have something, and no others.
+    Links(Vec<usize>),
+    /// No peer has opened a link. Any of the known links may have something.
+    NoNewLink,
+    /// Nothing.
+    Unknown,
+}
+
 /// The point-to-point engine of one rank.
 pub(crate) struct Messages<C: Connector> {
     pub(super) rank: usize,
@@ -178,8 +188,8 @@ impl<C: Connector> Messages<C> {
     /// waiting for credit, and it may take long until another frame goes to them.
     fn tell_credit(&mut self, from: Option<usize>) {
         for peer in from.map_or(0..self.peers.len(), |peer| peer..peer + 1) {
-            if self.matching_state.owes(peer) {
-                self.write(self.matching_state.link_of(peer));
+            if let Some(link) = self.matching_state.link_of(peer).filter(|_| self.matching_state.owes(peer)) {
+                self.write(link);
             }
         }
     }
@@ -243,15 +253,32 @@ impl<C: Connector> Messages<C> {
 
     /// Moves whatever can move now on all links. Returns whether anything moved.
     fn drive(&mut self) -> bool {
-        let mut moved = false;
-        for link in 0..self.channels.len() {
-            let Some(channel) = &mut self.channels[link] else { continue };
-            if channel.drive(&mut self.matching_state) {
-                moved = true;
-                self.normalise(link);
-            }
+        (0..self.channels.len()).fold(false, |moved, link| self.drive_link(link) | moved)
+    }
+
+    /// Moves whatever can move now on one link. Returns whether anything moved.
+    fn drive_link(&mut self, link: usize) -> bool {
+        let moved = self.channels[link].as_mut().is_some_and(|channel| channel.drive(&mut self.matching_state));
+        if moved {
+            self.normalise(link);
         }
         moved
+    }
+
+    /// Moves what can move after a sleep. Each look at a link and each search for new ones is a system call, so only the
+    /// links that woke this rank are looked at, if it is known which. Returns whether anything moved.
+    fn go_on(&mut self, awakening: Awakening) -> bool {
+        match awakening {
+            Awakening::Links(links) => {
+                let moved = links.into_iter().fold(false, |moved, link| self.drive_link(link) | moved);
+                if moved {
+                    self.patience.reset();
+                }
+                moved
+            }
+            Awakening::NoNewLink => self.drive_on(),
+            Awakening::Unknown => self.progress(),
+        }
     }
 
     /// Makes progress until something moves, or until one sleep of at most `budget` is over. Returns whether anything
@@ -269,9 +296,10 @@ impl<C: Connector> Messages<C> {
             }
             return match self.bell() {
                 Some(bell) => self.sleep_on(&*bell, sleep, budget),
-                None if self.sleep(budget.min(sleep.limit), sleep.nap) => self.progress(),
-                // No link can be taken, so skip the expensive search for one.
-                None => self.drive_on(),
+                None => {
+                    let awakening = self.sleep(budget.min(sleep.limit), sleep.nap);
+                    self.go_on(awakening)
+                }
             };
         }
     }
@@ -315,15 +343,17 @@ impl<C: Connector> Messages<C> {
     }
 
     /// Sleeps until a link or the connector is ready, at most for `limit`, or for `nap` if not all have a descriptor.
-    /// Returns whether the connector may have something.
-    fn sleep<'a>(&'a self, limit: Duration, nap: Duration) -> bool {
+    fn sleep<'a>(&'a self, limit: Duration, nap: Duration) -> Awakening {
         let mut descriptors = Vec::with_capacity(self.channels.len() + 1);
+        let mut links = Vec::with_capacity(self.channels.len());
         let mut all = true;
         let mut add = |descriptor: Option<BorrowedFd<'a>>, events| match descriptor {
             Some(descriptor) => descriptors.push(PollFd::from_borrowed_fd(descriptor, events)),
             None => all = false,
         };
-        for channel in self.channels.iter().flatten().filter(|channel| channel.end().is_none()) {
+        for (link, channel) in self.channels.iter().enumerate() {
+            let Some(channel) = channel.as_ref().filter(|channel| channel.end().is_none()) else { continue };
+            links.push(link);
             let write = if channel.outgoing.is_stuck() { PollFlags::OUT } else { PollFlags::empty() };
             add(channel.link.descriptor(), PollFlags::IN | write);
         }
@@ -336,9 +366,14 @@ impl<C: Connector> Messages<C> {
             thread::sleep(limit.min(nap));
         }
         // The connector's descriptor, if it has one, is the last.
-        self.connector.descriptor().is_none()
-            || !matches!(result, Ok(Ok(_)))
-            || descriptors.last().is_some_and(|last| !last.revents().is_empty())
+        let is_ready = |descriptor: &PollFd<'_>| !descriptor.revents().is_empty();
+        if self.connector.descriptor().is_none() || !matches!(result, Ok(Ok(_))) || descriptors.last().is_some_and(is_ready) {
+            return Awakening::Unknown;
+        }
+        if !all || descriptors.iter().all(|descriptor| !is_ready(descriptor)) {
+            return Awakening::NoNewLink;
+        }
+        Awakening::Links(links.into_iter().zip(&descriptors).filter(|(_, descriptor)| is_ready(descriptor)).map(|(link, _)| link).collect())
     }
 
     /// Takes the outcome of a request; `None` while it is pending, and for a void ticket.

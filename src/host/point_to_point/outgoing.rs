@@ -23,7 +23,7 @@ enum Posting {
     Message(u32),
     /// A frame that must not overtake the messages before it.
     Frame(Frame),
-    /// The note of a message that was given up. The peer keeps it, so it has a cost.
+    /// The note of a message that was given up. The peer keeps the note, so the note has a cost.
     Note(Frame),
 }
 

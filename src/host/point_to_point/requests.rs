@@ -151,11 +151,11 @@ pub(super) struct Sending {
 /// The progress of a send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SendPhase {
-    /// It waits for its turn on its link, or for a receive on this same rank.
+    /// The send waits for its turn on its link, or for a receive on this same rank.
     Queued,
-    /// It was announced on this link.
+    /// The send was announced on this link.
     Announced { link: usize },
-    /// It was cleared by the peer, which calls it `reply`; `sent` bytes have been handed to the link.
+    /// The peer has cleared the send, and calls it `reply`. `sent` bytes have been handed to the link.
     Cleared { link: usize, reply: u32, sent: usize },
 }
 
@@ -171,7 +171,7 @@ pub(super) struct Receiving {
 /// The progress of a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReceivePhase {
-    /// It has not been matched.
+    /// The receive has not been matched.
     Posted,
     /// A short message from this peer is being read.
     Reading { source: usize },
@@ -184,7 +184,7 @@ pub(super) enum ReceivePhase {
 pub(super) enum Request {
     Send(Sending),
     Receive(Receiving),
-    /// It has ended. The message is included if the receive had its own memory.
+    /// The request has ended. The message is included if the receive had its own memory.
     Done(Outcome, Vec<u8>),
 }
 

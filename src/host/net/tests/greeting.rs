@@ -43,9 +43,9 @@ fn a_refused_hello_tells_why() {
     assert_eq!(refused(&|hello| hello.sender.world_size = 4).reason, Reason::WorldSize);
     assert_eq!(refused(&|hello| hello.sender.rank = 3).reason, Reason::Rank);
     let wrong = refused(&|hello| hello.receiver = 2);
-    assert_eq!((wrong.reason, wrong.text.as_str()), (Reason::Rank, "the hello is for rank 2, this is rank 1"));
+    assert_eq!((wrong.reason, wrong.text.as_str()), (Reason::Rank, "the hello is for rank 2, but this is rank 1"));
     let wrong = refused(&|hello| hello.sender.communicator = 78);
-    assert_eq!((wrong.reason, wrong.text.as_str()), (Reason::Communicator, "the hello names communicator 0x4e, this is 0x4d"));
+    assert_eq!((wrong.reason, wrong.text.as_str()), (Reason::Communicator, "the hello names communicator 0x4e, but this is 0x4d"));
 }
 
 /// Waits until the acceptor has something to do, and serves it.
@@ -290,7 +290,7 @@ fn an_encrypted_link_wants_the_same_secret_and_encryption_at_both_ends() {
     // After the proof, a refusal uses the encryption that was agreed on.
     match proving_with(encrypting(1), encrypting(1), Hello { receiver: 2, ..hello(0, 1) }) {
         Err(ConnectError::Refused { refusal, .. }) => {
-            assert_eq!((refusal.reason, refusal.text.as_str()), (Reason::Rank, "the hello is for rank 2, this is rank 1"));
+            assert_eq!((refusal.reason, refusal.text.as_str()), (Reason::Rank, "the hello is for rank 2, but this is rank 1"));
         }
         other => panic!("{other:?}"),
     }
