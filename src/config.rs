@@ -27,7 +27,7 @@ pub enum Transport {
     Auto,
     /// Shared memory only. A job with ranks on several hosts is refused.
     Shm,
-    /// TCP only, also inside a host.
+    /// TCP only, even inside a host.
     Tcp,
 }
 
@@ -93,8 +93,8 @@ impl fmt::Display for Waiting {
 ///
 /// Settings left at their default are read from environment variables when a communicator is made; the documentation of
 /// a field names its variable, if it has one. A field set to its default value counts as unset. So
-/// `COLLECTIVES_REPRODUCIBLE=1` and `COLLECTIVES_ENCRYPT=1` always switch these settings on.
-/// `COLLECTIVES_CHECK_DEVICE_CALLS=1` takes effect even if the program asks to compare fewer calls.
+/// `COLLECTIVES_REPRODUCIBLE=1` always switches `reproducible` on, and `COLLECTIVES_ENCRYPT=1` always switches
+/// `encrypt` on. `COLLECTIVES_CHECK_DEVICE_CALLS=1` takes effect even if the program asks to compare fewer calls.
 ///
 /// ```
 /// # use collectives::{Communicator, Config, Transport};
@@ -108,13 +108,13 @@ impl fmt::Display for Waiting {
 /// # Ok::<(), collectives::Error>(())
 /// ```
 ///
-/// **Use the same settings on every rank.** Only these may differ: `timeout`, `waiting`, `flight_recorder_calls`,
-/// `flight_recorder_dir`, `stall_warning`, `observer`, `trace`, `trace_dir`, `device_scratch_bytes`, `listen_address`
-/// and `host_identity`. The start compares `transport`, `reproducible`, `algorithms`, `encrypt` and
-/// `check_device_calls`. It fails with [`Conflict`](Error::Conflict) if they differ, and with
-/// [`Unauthorized`](Error::Unauthorized) if the secrets differ. A store that is served over TCP finds a different
-/// `encrypt` sooner: it refuses the rank's connection, and the rank gets `Unauthorized`. The start does not compare the
-/// other settings. If these differ, the following happens:
+/// **Use the same settings on every rank.** Only these may differ: `timeout`, `waiting`, `check_threads`,
+/// `flight_recorder_calls`, `flight_recorder_dir`, `stall_warning`, `observer`, `trace`, `trace_dir`,
+/// `device_scratch_bytes`, `listen_address` and `host_identity`. The start compares `transport`, `reproducible`, `algorithms`, `encrypt` and
+/// `check_device_calls`. The start fails with [`Conflict`](Error::Conflict) if these settings differ, and with
+/// [`Unauthorized`](Error::Unauthorized) if the secrets differ. If the store is served over TCP, the server notices a
+/// rank with a different `encrypt` before this comparison: it refuses the rank's connection, and the rank gets
+/// `Unauthorized`. The start does not compare the other settings. If these differ, the following happens:
 ///
 /// - `silence_timeout`: each rank uses its own, so some ranks find a silent host sooner than others.
 /// - `object_limit_bytes`: an object collective can fail on one rank while the other ranks wait for it.
@@ -125,10 +125,10 @@ impl fmt::Display for Waiting {
 ///
 /// # What a rank costs
 ///
-/// The `n` ranks of a host share one region of memory. In it, each rank has six *slots*, through which it passes the
-/// data of collectives to the others. For each rank, itself included, a rank has two *queues*: one for messages, and
-/// one for collectives that involve other hosts too. The size of the region is `6 n · slot + 2 n² · (queue + 256 B)`
-/// plus at most `9 KiB · n + 8 KiB`:
+/// The `n` ranks of a host share one region of memory. In this region, each rank has six *slots*, through which it
+/// passes the data of collectives to the other ranks. Each rank also has two *queues* for every rank of the host,
+/// including itself: one for messages, and one for collectives that involve other hosts too. The size of the region is
+/// `6 n · slot + 2 n² · (queue + 256 B)` plus at most `9 KiB · n + 8 KiB`:
 ///
 /// | ranks of the host | slot | queue | region |
 /// | --- | --- | --- | --- |
@@ -139,15 +139,17 @@ impl fmt::Display for Waiting {
 /// | up to 32 | 128 KiB | 16 KiB | 32 ranks: 57 MiB |
 /// | up to 1024 | 64 KiB | 4 KiB | 64 ranks: 59 MiB |
 ///
-/// This size is address space. Memory is used only for the parts that are touched: about 4.5 KiB per rank at the start,
-/// those parts of a rank's six slots that its calls fill, and the queues between ranks that send each other messages.
+/// The size of the region is address space. Memory is used only for the parts that are touched:
+/// - about 4.5 KiB per rank at the start,
+/// - the parts of a rank's six slots that its calls fill,
+/// - the queues between ranks that send each other messages.
 ///
 /// Each rank of a job listens on one port, which does not answer before [`shrink`](crate::Communicator::shrink). Under
-/// `Tcp`, and between hosts, the rank also listens on a second port. At the start, one rank of each host opens about
-/// log₂ h connections if there are h hosts, and accepts as many. Under `Tcp`, every rank opens and accepts about log₂ n
-/// if there are n ranks. Other connections are opened when they are first needed. Each communicator keeps the plans of
-/// its latest 32 shapes of calls over TCP, which take at most 1 MiB in total. The start costs the store about 22
-/// requests per rank.
+/// `Tcp`, and between hosts, the rank also listens on a second port. At the start of a job on h hosts, one rank of each
+/// host opens about log₂ h connections, and accepts as many. Under `Tcp`, every rank of a job of n ranks opens about
+/// log₂ n connections, and accepts as many. Other connections are opened when they are first needed. For each different
+/// call over TCP, a communicator prepares a plan of the transfers. The communicator keeps the latest 32 plans, which
+/// take at most 1 MiB in total. The start costs the store about 22 requests per rank.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Config {
@@ -156,10 +158,10 @@ pub struct Config {
     /// (seconds).
     pub timeout: Duration,
     /// How long the host of a peer may leave data sent over TCP unacknowledged before the peer counts as lost. Zero
-    /// turns this limit off. Then such a wait ends after `timeout`, or when Linux ends the connection by its own limit
-    /// (`net.ipv4.tcp_retries2`, about 15 minutes). A process that ends is noticed at once as long as its host still
-    /// answers. The time is counted in whole seconds, and is at least 2 on an idle connection. Default: 60 seconds,
-    /// which is longer than the failover of a switch or the move of a virtual machine. Variable:
+    /// turns this limit off. Without it, a wait for that host ends after `timeout`, or when Linux ends the connection
+    /// by its own limit (`net.ipv4.tcp_retries2`, about 15 minutes). A process that ends is noticed at once as long as
+    /// its host still answers. The time is counted in whole seconds, and is at least 2 on an idle connection. Default:
+    /// 60 seconds, which is longer than the failover of a switch or the move of a virtual machine. Variable:
     /// `COLLECTIVES_SILENCE_TIMEOUT` (seconds, `0` for no limit).
     pub silence_timeout: Duration,
     /// The links to use. Default: `Auto`. Variable: `COLLECTIVES_TRANSPORT` (`auto`, `shm` or `tcp`).
@@ -173,8 +175,8 @@ pub struct Config {
     ///
     /// Costs bandwidth if several hosts have several ranks each: `all_reduce` and `reduce` then send the inputs of all
     /// ranks between the hosts, instead of one partial result of each host. Over TCP alone, or with one rank per host,
-    /// every reduction uses the algorithm `direct`, which moves as many bytes as a ring, but needs more messages than
-    /// `doubling` for small vectors. In shared memory on one host it costs nothing.
+    /// every reduction uses the algorithm `direct`. This algorithm moves as many bytes as a ring. For small vectors, it
+    /// needs more messages than `doubling`. In shared memory on one host, `reproducible` costs nothing.
     pub reproducible: bool,
     /// The host identity: ranks with equal values share a host. Default: `None`, which means that a host is identified
     /// by its boot id, the network namespace, the user namespace and the user id of the process. Set different values
@@ -186,8 +188,8 @@ pub struct Config {
     /// have the algorithm, and to ops that do not allow it. Shared memory inside a host has only one algorithm and is
     /// not affected. Default: none. Variable: `COLLECTIVES_ALGORITHM`.
     pub algorithms: AlgorithmRanges,
-    /// The largest total size, in bytes, of the objects in one object collective, and of a single object that this rank
-    /// receives as a message. If it is exceeded, the collective fails with
+    /// The largest size, in bytes, of all objects of one object collective together, and of a single object that this
+    /// rank receives as a message. If the objects are larger, the collective fails with
     /// [`InvalidArgument`](Error::InvalidArgument), and the receive with [`Message`](Error::Message). Default: 256 MiB.
     pub object_limit_bytes: usize,
     /// Keeps the store at which the ranks met, for [`Communicator::store`](crate::Communicator::store). If rank 0
@@ -195,6 +197,16 @@ pub struct Config {
     /// other ranks need nothing until they use the store. All ranks must agree. Default: off, so the store is closed
     /// once every rank has joined.
     pub keep_store: bool,
+    /// Whether a collective is refused while another thread of this rank is in a collective on the same communicator.
+    /// Such calls have no order, so each can get the results of the other, and nothing else detects that. The refused
+    /// call returns [`Unordered`](Error::Unordered), and the communicator ends. Give each thread its own
+    /// [lane](crate::Communicator::lane), or order the calls.
+    ///
+    /// Only blocking calls are checked. Switch the check off if the program orders the calls of two threads in a way
+    /// that lets the second call begin before the first has returned. Cost: an atomic operation for each call. Default:
+    /// on if this crate is built with `debug_assertions` (as in `cargo build` without `--release`), otherwise off.
+    /// Variable: `COLLECTIVES_CHECK_THREADS` (`0`, `1`).
+    pub check_threads: bool,
     /// The address on which this rank listens for peers of other hosts. Default: `None`, which means the address from
     /// which this rank reaches rank 0's store. If that address is not known (for a store in a file, or your own store),
     /// this rank listens on the loopback interface. Variable: `COLLECTIVES_LISTEN_ADDRESS`.
@@ -202,8 +214,8 @@ pub struct Config {
     /// The number of calls of each kind (collectives, messages, device calls) that the flight recorder keeps, rounded
     /// up to a power of two. 0 turns it off. Default: 1024. Variable: `COLLECTIVES_FLIGHT_RECORDER`.
     ///
-    /// Costs 64 B of memory for each call, and 1 % of an all-reduce of 8 B in shared memory (2 ranks, 2 virtual CPUs,
-    /// AMD EPYC; `benches/record/overhead.md`).
+    /// Costs 64 B of memory for each call, and 1 % of the time of an all-reduce of 8 B in shared memory (2 ranks, 2
+    /// virtual CPUs, AMD EPYC; `benches/record/overhead.md`).
     pub flight_recorder_calls: usize,
     /// The folder to which the flight recorder is written when a call fails because of a peer: a timeout, a lost peer,
     /// a mismatch, an abort. `collperf --explain-hang FOLDER` reads the files of all ranks. Default: `None`, nothing is
@@ -215,31 +227,33 @@ pub struct Config {
     /// Variable: `COLLECTIVES_STALL_WARNING` (seconds, `0` for never).
     pub stall_warning: Duration,
     /// Receives the figures of every call when the call has ended; see [`observe`](crate::observe). Communicators made
-    /// from the one with this setting also report to this observer. Default: `None`.
+    /// from this communicator also report to this observer. Default: `None`.
     ///
     /// Costs each call 0.15 µs plus the observer's own time. An all-reduce of 8 B in shared memory, which takes 157 ns
-    /// without, then takes almost twice as long (2 ranks, 2 virtual CPUs, AMD EPYC; `benches/record/overhead.md`).
+    /// without an observer, takes almost twice as long with one (2 ranks, 2 virtual CPUs, AMD EPYC;
+    /// `benches/record/overhead.md`).
     pub observer: Option<Arc<dyn Observer>>,
     /// Keeps the times of the last 131,072 calls of this communicator and of the communicators made from it, for
     /// [`write_trace`](crate::Communicator::write_trace). Default: off.
     ///
     /// Costs up to 30 MiB in total, and 0.2 µs for each call, which takes a lock and writes a record. An all-reduce of
-    /// 8 B in shared memory, which takes 157 ns without, then takes 2.4 times as long (2 ranks, 2 virtual CPUs, AMD
-    /// EPYC; `benches/record/overhead.md`).
+    /// 8 B in shared memory, which takes 157 ns without the trace, takes 2.4 times as long with it (2 ranks, 2 virtual
+    /// CPUs, AMD EPYC; `benches/record/overhead.md`).
     pub trace: bool,
     /// The folder to which the times of calls are written, as `trace-ID-rankR.json`, when the communicator and all
-    /// those made from it are gone; see [`observe`](crate::observe). A folder here implies `trace`. A process that
-    /// crashes, or calls `exit` before that, writes none. Default: `None`. Variable: `COLLECTIVES_TRACE`.
+    /// communicators made from it are gone; see [`observe`](crate::observe). A folder here implies `trace`. If the
+    /// process crashes, or calls `exit` before that, it writes no file. Default: `None`. Variable: `COLLECTIVES_TRACE`.
     pub trace_dir: Option<PathBuf>,
     /// The secret that every rank of the job, and the server of its store, must know to connect. Default: `None`, no
     /// check. Variables: `COLLECTIVES_SECRET`, or `COLLECTIVES_SECRET_FILE` (see [`Secret::from_file`]).
     pub secret: Option<Secret>,
-    /// Encrypts all TCP connections of the job, between ranks and to the store. An attacker on the line can read
-    /// nothing and change nothing unnoticed (`SECURITY.md` lists what remains). Needs a secret, and the crate's feature
-    /// `encryption`. All ranks and the server of their store must agree. A server refuses the connection of a rank that
-    /// differs from it, and the rank gets [`Unauthorized`](Error::Unauthorized). If ranks differ but all of them reach
-    /// their store, for example a store in a file, the start fails with [`Conflict`](Error::Conflict). Shared memory
-    /// inside a host is not encrypted. Default: off. Variable: `COLLECTIVES_ENCRYPT` (`0` or `1`).
+    /// Encrypts all TCP connections of the job, between ranks and to the store. An attacker on the network cannot read
+    /// the data, and cannot change it without being noticed (`SECURITY.md` lists the remaining risks). Needs a secret,
+    /// and the crate's feature `encryption`. All ranks and the server of their store must agree. If a rank's `encrypt`
+    /// differs from the server's, the server refuses the rank's connection, and the rank gets
+    /// [`Unauthorized`](Error::Unauthorized). If ranks differ but all of them reach their store, for example a store in
+    /// a file, the start fails with [`Conflict`](Error::Conflict). Shared memory inside a host is not encrypted.
+    /// Default: off. Variable: `COLLECTIVES_ENCRYPT` (`0` or `1`).
     pub encrypt: bool,
     /// NCCL's own settings for the communicator. Default: none, so NCCL decides. Device support is experimental: no
     /// real GPU has run it.
@@ -252,28 +266,29 @@ pub struct Config {
     #[cfg(feature = "cuda")]
     pub nccl_library: Option<NcclLibrary>,
     /// The maximum device memory, in bytes, that a communicator uses as scratch memory. Two kinds of calls need scratch
-    /// memory: reductions with an op that NCCL lacks, whose data is exchanged and reduced in chunks, and in-place
-    /// `all_to_all`. The communicator allocates 8 MiB at the start. It allocates the maximum at the first such call on
-    /// more than about 16 MiB, because that call needs more than 8 MiB of scratch memory. Make one call of that size
-    /// before you capture calls of these two kinds into a graph. With a lower maximum, large calls take more and
-    /// smaller steps. If the ranks have different maximums, all use the smallest. Default: 256 MiB. Tested on a
-    /// simulated GPU only.
+    /// memory: reductions with an op that NCCL lacks, and in-place `all_to_all`. The data of such reductions is
+    /// exchanged and reduced in chunks. The communicator allocates 8 MiB at the start. It allocates the maximum at the
+    /// first call of these two kinds on more than about 16 MiB, because that call needs more than 8 MiB of scratch
+    /// memory. Before you capture calls of these two kinds into a graph, make one of these calls on more than about 16
+    /// MiB. With a lower maximum, large calls take more and smaller steps. If the ranks have different maximums, all
+    /// use the smallest. Default: 256 MiB. Tested on a simulated GPU only.
     #[cfg(feature = "cuda")]
     pub device_scratch_bytes: usize,
-    /// Which calls on device memory the ranks compare, over the host backend, before they queue them. Collectives are
-    /// compared among all ranks, messages between their two ends. Default: all. Variable:
+    /// The calls on device memory that the ranks compare before they queue them. The ranks compare the calls over the
+    /// host backend. Collectives are compared among all ranks, messages between their two ends. Default: all. Variable:
     /// `COLLECTIVES_CHECK_DEVICE_CALLS` (`1`: all, even if the program asks for fewer). All ranks must agree. No real
     /// GPU has run device calls.
     ///
-    /// NCCL compares nothing: on a mismatch it hangs, moves wrong bytes, or writes past the end of a buffer. If you
-    /// have fewer calls compared, you promise that the ranks make the same calls:
-    /// [`CheckDeviceCalls::unchecked_after`].
+    /// NCCL compares nothing: on a mismatch it hangs, moves wrong bytes, or writes past the end of a buffer. With
+    /// [`CheckDeviceCalls::unchecked_after`], the ranks compare fewer calls, and you promise that they make the same
+    /// calls.
     ///
     /// **What is compared.** The kind, op (a custom op by its name), element type, count, root, lists of counts, and
-    /// the calls of a group. If they differ, ranks get a `Mismatch` at once, and the communicator stays usable.
-    /// Messages, and groups of several communicators
-    /// ([`Communicator::group_across`](crate::Communicator::group_across)), are an exception. Their calls have already
-    /// been announced to other ranks when a mismatch is found, so the mismatch ends the communicators involved.
+    /// the calls of a group. If one of these differs, ranks get a `Mismatch` at once, and the communicator stays
+    /// usable. Messages, and groups of several communicators
+    /// ([`Communicator::group_across`](crate::Communicator::group_across)), are an exception. When a rank finds a
+    /// mismatch in a message or such a group, other ranks already know of the calls, so the mismatch ends the
+    /// communicators involved.
     ///
     /// **Cost.** A compared collective returns only when every rank has made it, and costs as much as an
     /// `all_gather_into` of 40 B on the host. A receive returns only when its sender has made its call, and costs a
@@ -281,18 +296,19 @@ pub struct Config {
     /// receives.
     ///
     /// **Order.** A communicator's device calls and its collectives on host memory have one common order. All ranks
-    /// must make these calls in that order, and a device call waits for the other ranks as a host collective does.
-    /// Suppose one rank makes a device call and then sends a message, and another rank receives that message before it
-    /// makes its own device call. Then the two wait for each other. A thread that drives several ranks must make their
-    /// collectives in `group_across`.
+    /// must make these calls in that order, and a device call waits for the other ranks as a host collective does. Two
+    /// ranks wait for each other if one of them makes a device call and then sends a message, and the other receives
+    /// that message before it makes its own device call. A thread that drives several ranks must make their collectives
+    /// in `group_across`.
     ///
     /// **Graphs.** If one rank captures a call into a graph, all ranks must capture it. The calls are compared during
     /// the capture. Launches of the graph are not compared: the program must make sure that all ranks launch the same
     /// graphs in the same order.
     ///
     /// **Without a host backend.** The typed calls of an [`NcclCommunicator`](crate::nccl::NcclCommunicator) are
-    /// compared over NCCL. This costs 64 B from each rank and a wait on the host. With these calls, both ends of a
-    /// message get the mismatch, and a compared call cannot be captured.
+    /// compared over NCCL. This costs 64 B from each rank and a wait on the host. If the two ends of a message on an
+    /// `NcclCommunicator` differ, both ends get the `Mismatch`. A compared call of an `NcclCommunicator` cannot be
+    /// captured into a graph.
     #[cfg(feature = "cuda")]
     pub check_device_calls: CheckDeviceCalls,
 }
@@ -309,6 +325,7 @@ impl Default for Config {
             algorithms: AlgorithmRanges::new(),
             object_limit_bytes: 256 << 20,
             keep_store: false,
+            check_threads: cfg!(debug_assertions),
             listen_address: None,
             flight_recorder_calls: 1024,
             flight_recorder_dir: None,
@@ -366,6 +383,9 @@ impl Config {
             self.waiting = waiting.parse().map_err(|_| wrong("COLLECTIVES_WAITING", &waiting, "auto, spin or sleep"))?;
         }
         self.reproducible |= switch(read, "COLLECTIVES_REPRODUCIBLE")?;
+        if self.check_threads == default.check_threads && read(CHECK_THREADS).is_some() {
+            self.check_threads = switch(read, CHECK_THREADS)?;
+        }
         #[cfg(feature = "cuda")]
         {
             // Comparing fewer is a promise about the program, which the user who starts it cannot make.
@@ -412,6 +432,9 @@ impl Config {
     pub(crate) const MAX_FLIGHT_RECORDER_CALLS: usize = 1 << 24;
 }
 
+/// The variable that turns the check of threads on or off.
+const CHECK_THREADS: &str = "COLLECTIVES_CHECK_THREADS";
+
 /// The variable that turns encryption on.
 const ENCRYPT: &str = "COLLECTIVES_ENCRYPT";
 
@@ -428,25 +451,26 @@ fn silence_timeout(read: &dyn Fn(&str) -> Option<String>) -> Result<Duration> {
 }
 
 impl Secret {
-    /// Returns the secret that `COLLECTIVES_SECRET` holds, or that is in the file named by `COLLECTIVES_SECRET_FILE`.
-    /// Returns `None` if neither is set. The secret is [`encrypting`](Secret::encrypting) if `COLLECTIVES_ENCRYPT` is
-    /// `1`.
+    /// Returns the secret from the variable `COLLECTIVES_SECRET`, or from the file that `COLLECTIVES_SECRET_FILE`
+    /// names. Returns `None` if neither variable is set. The secret is [`encrypting`](Secret::encrypting) if
+    /// `COLLECTIVES_ENCRYPT` is `1`.
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] if both are set, or if the value is not a valid secret; [`Error::Io`] if the file cannot be
-    /// read; [`Error::Unsupported`] if encryption is asked for and this build cannot encrypt.
+    /// - [`Error::Config`] if both variables are set, or if the value is not a valid secret.
+    /// - [`Error::Io`] if the file cannot be read.
+    /// - [`Error::Unsupported`] if encryption is asked for and this build cannot encrypt.
     pub fn from_env() -> Result<Option<Self>> {
         secret(&environment)?.map(Self::encrypting_if_asked).transpose()
     }
 
-    /// Returns the same secret, [`encrypting`](Secret::encrypting) if `COLLECTIVES_ENCRYPT` is `1`. For a launcher that
-    /// makes a secret for its job.
+    /// Returns the same secret. It is [`encrypting`](Secret::encrypting) if `COLLECTIVES_ENCRYPT` is `1`. Intended for
+    /// a launcher that makes a secret for its job.
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] if the variable is neither `0` nor `1`; [`Error::Unsupported`] if encryption is asked for and
-    /// this build cannot encrypt.
+    /// [`Error::Config`] if `COLLECTIVES_ENCRYPT` is neither `0` nor `1`; [`Error::Unsupported`] if encryption is asked
+    /// for and this build cannot encrypt.
     pub fn encrypting_if_asked(self) -> Result<Self> {
         if switch(&environment, ENCRYPT)? { self.encrypting() } else { Ok(self) }
     }
@@ -463,7 +487,7 @@ fn secret(read: &dyn Fn(&str) -> Option<String>) -> Result<Option<Secret>> {
         )),
         // Bytes that are not UTF-8 have been replaced with one character, so several secrets would be equal.
         (Some(text), None) if text.contains(char::REPLACEMENT_CHARACTER) => {
-            Err(Error::config("COLLECTIVES_SECRET", "it is not UTF-8; write it in hexadecimal digits"))
+            Err(Error::config("COLLECTIVES_SECRET", "the secret is not UTF-8; write it in hexadecimal digits"))
         }
         (Some(text), None) => Secret::new(text).map(Some).map_err(|error| match error {
             Error::Config { reason, .. } => Error::config("COLLECTIVES_SECRET", reason),

@@ -11,11 +11,11 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// A peer's rank, host and process, as far as they are known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
-    /// Its rank in the communicator.
+    /// The peer's rank in the communicator.
     pub rank: usize,
-    /// The name of its host; empty if unknown.
+    /// The name of the peer's host; empty if unknown.
     pub host: String,
-    /// Its process id on that host; 0 if unknown.
+    /// The peer's process id on its host; 0 if unknown.
     pub pid: u32,
 }
 
@@ -89,10 +89,10 @@ fn list_meanwhile(meanwhile: &[String]) -> String {
 
 /// Any error of the crate, with the operation that failed.
 ///
-/// Prefer the predicates, such as [`Error::is_timeout`], to matching on variants: they keep working when variants are
-/// added. Each variant says whether the communicator stays usable. If it has ended, later calls return
-/// [`Poisoned`](Self::Poisoned), and [`shrink`](crate::Communicator::shrink) makes a new communicator of the remaining
-/// ranks.
+/// Prefer the predicates, such as [`Error::is_timeout`], to matching on variants: the predicates keep working when
+/// variants are added. The documentation of each variant says whether the communicator stays usable. If the
+/// communicator has ended, later calls return [`Poisoned`](Self::Poisoned), and [`shrink`](crate::Communicator::shrink)
+/// makes a new communicator of the remaining ranks.
 ///
 /// ```
 /// # use collectives::{Communicator, ReduceOp};
@@ -128,8 +128,20 @@ pub enum Error {
         /// The name of the method that was called.
         call: &'static str,
     },
-    /// A URL, variable, option or flag cannot be understood, or does not fit this host. At a start, no communicator is
-    /// made.
+    /// Two threads of this rank made collectives on one communicator at the same time, so the order of their calls was a
+    /// matter of chance. This ended the communicator. The other ranks see this rank as lost. Give each thread its own
+    /// [lane](crate::Communicator::lane), or order the calls. See
+    /// [`Config::check_threads`](crate::Config::check_threads).
+    #[error(
+        "{call}: another thread of this rank is in a collective on the same communicator, so the order of the two calls is a matter of \
+         chance and may differ on other ranks: give each thread its own lane (Communicator::lane), or order the calls"
+    )]
+    Unordered {
+        /// The name of the method that was called.
+        call: &'static str,
+    },
+    /// A URL, variable, option or flag cannot be understood, or does not fit this host. If the error occurs during a
+    /// start, no communicator is made.
     #[error("{what}: {reason}")]
     Config {
         /// The offending part, quoted.
@@ -148,9 +160,9 @@ pub enum Error {
     /// Two ranks made different calls, or the two ends of a message on devices differ. No buffer of a collective was
     /// touched.
     ///
-    /// In host memory, this ends the communicator, except in [`alloc`](crate::Communicator::alloc). On devices, the
-    /// communicator stays usable after a mismatch of collectives. It ends after a mismatch of messages, or in a group
-    /// of several communicators.
+    /// A mismatch in host memory ends the communicator, except in [`alloc`](crate::Communicator::alloc). On devices, a
+    /// mismatch of collectives leaves the communicator usable. A mismatch of device messages, or a mismatch in a group
+    /// of several communicators, ends the communicator.
     #[error("rank {} called {first_call}, but rank {} called {second_call}", first.rank, second.rank)]
     Mismatch {
         /// One of the two ranks.
@@ -173,9 +185,11 @@ pub enum Error {
     },
     /// The call's timeout passed.
     ///
-    /// In a collective, a timeout ends the communicator. The communicator stays usable if the call was a message in
-    /// host memory, a `monitored_barrier` or `tagged_barrier`, a `barrier` among ranks that all share a host, or a call
-    /// that was still waiting for its turn behind another thread's call.
+    /// In a collective, a timeout ends the communicator. The communicator stays usable if the call was one of these:
+    /// - a message in host memory,
+    /// - a `monitored_barrier` or `tagged_barrier`,
+    /// - a `barrier` among ranks that all share a host,
+    /// - a call that was still waiting for its turn behind another thread's call.
     #[error("{doing}: timed out after {:.3} s{}{}", elapsed.as_secs_f64(), list_arrivals(missing, arrived), list_meanwhile(meanwhile))]
     Timeout {
         /// The call with its sequence number.
@@ -193,8 +207,9 @@ pub enum Error {
     /// A peer is lost: it closed or dropped its communicator early, its process ended, its connection broke, or its
     /// host no longer answers. The reason says which.
     ///
-    /// In a collective, this ends the communicator. After a loss in a message, a `monitored_barrier` or a
-    /// `tagged_barrier`, messages between the other ranks still work, but collectives fail.
+    /// A loss in a collective or in a message on devices ends the communicator. After a loss in a message in host
+    /// memory, a `monitored_barrier` or a `tagged_barrier`, messages between the other ranks still work, but collectives
+    /// fail.
     #[error("{doing}: lost {peer} after {:.3} s: {reason}", elapsed.as_secs_f64())]
     PeerLost {
         /// The call or operation.
@@ -213,8 +228,8 @@ pub enum Error {
         call: String,
     },
     /// The job's ranks contradict each other: two processes with one rank, different world sizes or settings, or
-    /// different lists in [`subgroup`](crate::Communicator::subgroup). At a start, no communicator is made. After the
-    /// start, the communicator stays usable.
+    /// different lists in [`subgroup`](crate::Communicator::subgroup). If the error occurs during a start, no
+    /// communicator is made. If the error occurs after the start, the communicator stays usable.
     #[error("the ranks of this job cannot form a communicator: {reason}")]
     Conflict {
         /// Which ranks contradict each other, and how.
@@ -230,7 +245,8 @@ pub enum Error {
         /// Why this rank is not included.
         reason: String,
     },
-    /// An earlier error ended this communicator. Only `shrink`, `abort`, `close` and drop remain.
+    /// An earlier error ended this communicator. You can still call `shrink`, `abort` and `close`, and drop the
+    /// communicator.
     #[error("{call}: this communicator was ended by an earlier error: {}", cause.root())]
     Poisoned {
         /// The call that was refused.
@@ -247,8 +263,8 @@ pub enum Error {
         by: Peer,
     },
     /// A peer or server sent bytes that cannot be understood. If the bytes are an object of an unexpected type, the
-    /// communicator stays usable. Bytes that are not a message end the communicator. At a start, no communicator is
-    /// made.
+    /// communicator stays usable. Bytes that are not a message end the communicator. If the error occurs during a
+    /// start, no communicator is made.
     #[error("{with} sent data that cannot be understood: {reason}")]
     Protocol {
         /// The sender.
@@ -256,8 +272,8 @@ pub enum Error {
         /// What was wrong, with the offending value.
         reason: String,
     },
-    /// One end of a connection has the job's secret, and the other has none or a different one. At a start, no
-    /// communicator is made.
+    /// One end of a connection has the job's secret, and the other has none or a different one. If the error occurs
+    /// during a start, no communicator is made.
     #[error("{with}: no proof of the job's secret: {reason}")]
     Unauthorized {
         /// The other end.
@@ -366,7 +382,9 @@ impl Error {
         }
     }
 
-    /// Returns the call that failed or was refused, in words, if the error is about a call.
+    /// Returns the call or operation that failed or was refused, in words. For a [`Poisoned`](Self::Poisoned) error,
+    /// returns the call that was refused, not the call that ended the communicator. Returns `None` for `Config`,
+    /// `Conflict`, `Mismatch`, `Protocol` and `Unauthorized`. A `Mismatch` has two calls, in its own fields.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -385,7 +403,7 @@ impl Error {
     #[must_use]
     pub fn call(&self) -> Option<&str> {
         match self {
-            Self::InvalidArgument { call, .. } | Self::OpPanicked { call } => Some(call),
+            Self::InvalidArgument { call, .. } | Self::OpPanicked { call } | Self::Unordered { call } => Some(call),
             Self::Closed { call } | Self::Poisoned { call, .. } | Self::NoDevice { call, .. } => Some(call),
             Self::Message { doing, .. }
             | Self::Timeout { doing, .. }
@@ -400,9 +418,14 @@ impl Error {
         }
     }
 
-    /// Returns the rank that the error is about, if there is one: the rank that is gone, the rank that aborted, the
-    /// first of the missing ranks, or the second of two ranks that made different calls. For a
-    /// [`Poisoned`](Self::Poisoned) error, returns the rank that the cause is about.
+    /// Returns the rank that the error is about:
+    /// - for `PeerLost`, the rank that is gone,
+    /// - for `Aborted`, the rank that aborted,
+    /// - for `Timeout`, the first of the missing ranks,
+    /// - for `Mismatch`, the second of the two ranks that made different calls.
+    ///
+    /// The rank can be this rank itself for `Aborted` and `Mismatch`. For a [`Poisoned`](Self::Poisoned) error, returns
+    /// the rank that the cause is about. For all other errors, and for a `Timeout` without missing ranks, returns `None`.
     #[must_use]
     pub fn peer(&self) -> Option<&Peer> {
         match self.root() {
@@ -414,8 +437,8 @@ impl Error {
         }
     }
 
-    /// Returns how long the call had been running, if known. For a [`Poisoned`](Self::Poisoned) error, returns the time
-    /// from its cause.
+    /// Returns how long the call had been running, if known. For a [`Poisoned`](Self::Poisoned) error, returns how long
+    /// the call that caused it had been running.
     #[must_use]
     pub fn elapsed(&self) -> Option<Duration> {
         match self.root() {
@@ -424,27 +447,29 @@ impl Error {
         }
     }
 
-    /// Returns whether a deadline passed, also if that is the cause of a [`Poisoned`](Self::Poisoned) error.
+    /// Returns whether a deadline passed. For a [`Poisoned`](Self::Poisoned) error, returns whether a deadline is the
+    /// cause.
     #[must_use]
     pub fn is_timeout(&self) -> bool {
         matches!(self.root(), Self::Timeout { .. })
     }
 
-    /// Returns whether a peer is gone, also if that is the cause of a [`Poisoned`](Self::Poisoned) error.
+    /// Returns whether a peer is gone. For a [`Poisoned`](Self::Poisoned) error, returns whether a lost peer is the
+    /// cause.
     #[must_use]
     pub fn is_peer_lost(&self) -> bool {
         matches!(self.root(), Self::PeerLost { .. })
     }
 
-    /// Returns whether two ranks made different calls, or the ends of a message do not match, also if that is the cause
-    /// of a [`Poisoned`](Self::Poisoned) error.
+    /// Returns whether two ranks made different calls, or the ends of a message do not match. For a
+    /// [`Poisoned`](Self::Poisoned) error, returns whether such a difference is the cause.
     #[must_use]
     pub fn is_mismatch(&self) -> bool {
         matches!(self.root(), Self::Mismatch { .. } | Self::Message { .. })
     }
 
-    /// Returns whether one end could not prove to the other that it knows the job's secret, also if that is the cause
-    /// of a [`Poisoned`](Self::Poisoned) error.
+    /// Returns whether one end could not prove to the other that it knows the job's secret. For a
+    /// [`Poisoned`](Self::Poisoned) error, returns whether a missing proof is the cause.
     #[must_use]
     pub fn is_unauthorized(&self) -> bool {
         matches!(self.root(), Self::Unauthorized { .. })

@@ -30,6 +30,10 @@ impl Communicator {
     /// would cost more than passing a flag between two cores.
     #[inline]
     pub(super) fn execute(&self, mut prepared: Result<Prepared<'_>>) -> Result<()> {
+        let _caller = match &prepared {
+            Ok(prepared) => self.in_collective(|| prepared.name())?,
+            Err(_) => None,
+        };
         match &mut prepared {
             Ok(Prepared::Host(job, _)) => return self.run(job),
             #[cfg(feature = "cuda")]

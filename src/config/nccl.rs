@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 /// config.check_device_calls = unsafe { CheckDeviceCalls::unchecked_after(64) };
 /// ```
 ///
-/// Comparing fewer than all calls is a promise that safe code cannot make:
+/// A program that compares fewer than all calls makes a promise, which safe code cannot make:
 ///
 /// ```compile_fail,E0133
 /// let _ = collectives::nccl::CheckDeviceCalls::unchecked_after(64);
@@ -37,17 +37,18 @@ impl CheckDeviceCalls {
     ///
     /// # Safety
     ///
-    /// NCCL compares nothing. If ranks make different calls, it writes past the end of buffers, or puts bytes of one
+    /// NCCL compares nothing. If ranks make different calls, NCCL writes past the end of buffers, or puts bytes of one
     /// type where another type is expected. So the following must hold for all calls that are not compared, on all
     /// ranks of the communicators with this setting:
     ///
     /// - Every rank makes the same collectives in the same order, with the same op, element type, counts, root and
-    ///   lists of counts, and the same groups of them.
-    /// - Both ends of every message name the same element type and length, in the same order.
-    /// - For an [`NcclCommunicator`](crate::nccl::NcclCommunicator), whose ranks have not exchanged anything before:
-    ///   the ranks also have the same [`device_scratch_bytes`](crate::Config::device_scratch_bytes) and
+    ///   lists of counts. The ranks also put the same collectives into each group.
+    /// - Both ends of every message name the same element type and length. Both ends make their messages in the same
+    ///   order.
+    /// - If the communicator is an [`NcclCommunicator`](crate::nccl::NcclCommunicator), the ranks also have the same
+    ///   [`device_scratch_bytes`](crate::Config::device_scratch_bytes) and
     ///   [`reproducible`](crate::Config::reproducible), are on devices of one compute capability, and make the same
-    ///   groups of messages.
+    ///   groups of messages. (Ranks of an `NcclCommunicator` exchange nothing before their calls.)
     #[must_use]
     pub const unsafe fn unchecked_after(calls: u64) -> Self {
         Self { first: Some(calls) }
@@ -112,9 +113,9 @@ impl NcclLibrary {
     }
 }
 
-/// NCCL's own settings. A setting that is not set is left to NCCL or its environment variables.
+/// NCCL's own settings. If you do not set a setting here, NCCL or its environment variables decide.
 ///
-/// Ranks must agree on them. A library that is older than a setting ignores the setting.
+/// All ranks must use the same settings. A library that is older than a setting ignores the setting.
 ///
 /// ```
 /// use collectives::nccl::NcclConfig;
@@ -177,8 +178,8 @@ impl NcclConfig {
         self
     }
 
-    /// Sets the minimum number of blocks of a kernel: `minCTAs`, at most [`max_ctas`](Self::max_ctas), which must be
-    /// set too. Since NCCL 2.17.1.
+    /// Sets the minimum number of blocks of a kernel: `minCTAs`, which must not exceed [`max_ctas`](Self::max_ctas).
+    /// You must set `max_ctas` too. Since NCCL 2.17.1.
     #[must_use]
     pub fn min_ctas(mut self, blocks: u32) -> Self {
         self.min_ctas = Some(blocks);
@@ -200,9 +201,9 @@ impl NcclConfig {
         self
     }
 
-    /// Sets whether communicators split off this one share its resources: `splitShare`. Since NCCL 2.18.1. `true` is
-    /// refused, because NCCL aborts communicators with shared resources together, and here a split must stay usable
-    /// after its origin has ended.
+    /// Sets whether communicators that are split from this one share its resources: `splitShare`. Since NCCL 2.18.1.
+    /// `true` is refused, because NCCL aborts communicators with shared resources together. In this crate, a
+    /// communicator that is split from another must stay usable after the other has ended.
     #[must_use]
     pub fn split_share(mut self, share: bool) -> Self {
         self.split_share = Some(share);
@@ -267,8 +268,8 @@ impl NcclConfig {
         self
     }
 
-    /// Sets how the communicator is used with CUDA graphs: `graphUsageMode`. A single kind of use saves NCCL
-    /// bookkeeping. Since NCCL 2.29.2.
+    /// Sets how the communicator is used with CUDA graphs: `graphUsageMode`. If there is only one kind of use, NCCL
+    /// needs less bookkeeping. Since NCCL 2.29.2.
     #[must_use]
     pub fn graph_usage(mut self, usage: GraphUsage) -> Self {
         self.graph_usage = Some(usage);

@@ -6,9 +6,10 @@ use crate::error::{Error, Result};
 pub(super) const PREFIX: &str = "COLLECTIVES_";
 
 /// The variables that are read, without [`PREFIX`]. Those for devices are included in every build.
-pub(super) const KNOWN: [&str; 17] = [
+pub(super) const KNOWN: [&str; 18] = [
     "ALGORITHM",
     "CHECK_DEVICE_CALLS",
+    "CHECK_THREADS",
     "ENCRYPT",
     "FLIGHT_RECORDER",
     "FLIGHT_RECORDER_DIR",

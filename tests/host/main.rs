@@ -16,6 +16,7 @@ mod edges;
 mod elements;
 mod flight_recorder;
 mod forms;
+mod lanes;
 #[cfg(not(one_mapping))]
 mod lent_buffers;
 mod many;

@@ -19,6 +19,7 @@ fn every_variant() -> Vec<(&'static str, Error)> {
     vec![
         ("InvalidArgument", Error::InvalidArgument { call: "method", reason: reason.clone() }),
         ("OpPanicked", Error::OpPanicked { call: "all_reduce" }),
+        ("Unordered", Error::Unordered { call: "all_reduce" }),
         ("Config", Error::Config { what: what.clone(), reason: reason.clone() }),
         ("Unsupported", Error::Unsupported { what, reason: reason.clone() }),
         ("Mismatch", Error::Mismatch { first: peer(0), first_call, second: peer(1), second_call }),

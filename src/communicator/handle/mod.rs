@@ -1,6 +1,7 @@
 //! The communicator handle: its parts, and the properties that it reports. Each of its other methods is in the module
 //! named after what the method does.
 
+mod caller;
 pub(in crate::communicator) mod dissemination;
 pub(in crate::communicator) mod kept_store;
 mod records;
@@ -20,9 +21,11 @@ use crate::base::ticket_lock::{NoTurn, TicketLock};
 use crate::call::Collective;
 use crate::call::algorithm::Algorithm;
 use crate::call::element::DType;
+use crate::communicator::handle::caller::Caller;
 use crate::communicator::handle::dissemination::Unfinished;
 use crate::communicator::handle::state::Shared;
 use crate::communicator::handle::worker::Worker;
+use crate::communicator::life::lane::Lanes;
 use crate::config::Config;
 #[cfg(feature = "cuda")]
 use crate::device::NcclCommunicator;
@@ -31,32 +34,32 @@ use crate::host::backend::HostBackend;
 use crate::host::health::forked;
 use crate::observe::LIFE;
 
-/// One rank of a group of processes or threads that call collectives together.
+/// One rank's handle to a set of ranks that make calls together. A rank is a process or a thread.
 ///
-/// Every rank must make the same calls in the same order; if the calls differ, the ranks get an error that names two of
-/// them. Blocking calls run on the calling thread. Calls started with `start_*` run in the background (*background
-/// calls*), in the order in which they were started, and blocking collectives wait for them. Messages
+/// Every rank must make the same calls in the same order. If the calls differ, the ranks get an error that names two
+/// calls that differ. Blocking calls run on the calling thread. Calls started with `start_*` run in the background
+/// (*background calls*), in the order in which they were started, and blocking collectives wait for them. Messages
 /// ([`send`](Self::send), [`recv`](Self::recv) …) are independent of collectives.
 ///
 /// A clone is a further handle to the same communicator, for another thread or another owner. Collectives of several
 /// threads run one after the other, in the order in which they are called. The program must make sure that all ranks
-/// call them in the same order; calls that differ are reported as a mismatch. Threads that need no common order should
-/// each use their own communicator, made by [`duplicate`](Self::duplicate). Messages do not wait for collectives. A
-/// call waits at most its own timeout for its turn behind another thread's call. If the timeout passes during this
-/// wait, the call has not begun, and the communicator stays usable.
+/// call their collectives in the same order; calls that differ are reported as a mismatch. Threads that need no common
+/// order should each use their own communicator, made by [`duplicate`](Self::duplicate). Messages do not wait for
+/// collectives. If a call has to wait for its turn behind another thread's call, it waits for at most its own timeout.
+/// If the timeout passes during this wait, the call has not begun, and the communicator stays usable.
 ///
 /// If two ranks, or two threads, use two communicators in different orders, they wait for each other until a deadline
 /// passes. The error then names the call, the ranks that the call waited for, and the other calls in which this process
-/// waited meanwhile ([`Error::Timeout`]). If the ranks are processes, each names its own call, and
-/// `collperf --explain-hang` compares them.
+/// waited meanwhile ([`Error::Timeout`]). If the ranks are processes, the error of each process names the call of that
+/// process. `collperf --explain-hang` compares the calls of all processes.
 ///
-/// A lost peer, a mismatch, an abort or a timeout inside a collective ends the communicator: further calls are refused
-/// with an error that contains the first one. [`shrink`](Self::shrink) makes a new communicator of the remaining
+/// A lost peer, a mismatch, an abort or a timeout inside a collective ends the communicator. Further calls are refused
+/// with an error that contains the first error. [`shrink`](Self::shrink) makes a new communicator of the remaining
 /// ranks.
 ///
 /// [`Device`](crate::Device)s, the `DataParallel` of `collectives-train` and closures that capture a clone keep a
 /// communicator alive. Objects that the communicator itself keeps, such as an observer in its settings, should hold an
-/// [`abort_handle`](Self::abort_handle) instead.
+/// [`abort_handle`](Self::abort_handle) instead of a clone.
 ///
 /// Dropping the last clone waits a short while for background calls, notifies the peers and closes the connections; see
 /// also [`close`](Self::close).
@@ -82,6 +85,8 @@ pub(in crate::communicator) struct Core {
     pub(in crate::communicator) unfinished: Unfinished,
     /// How many communicators were made from this one.
     pub(in crate::communicator) children: AtomicU64,
+    pub(in crate::communicator) lanes: Lanes,
+    caller: Caller,
     /// Held by a thread that runs a shrink: a rank takes part once.
     pub(in crate::communicator) shrinking: TicketLock<()>,
     /// The device backend, or the reason why there is none; set once a device was requested.
@@ -106,6 +111,8 @@ impl Communicator {
             monitored: AtomicU64::new(0),
             unfinished: Unfinished::default(),
             children: AtomicU64::new(0),
+            lanes: Lanes::default(),
+            caller: Caller::default(),
             shrinking: TicketLock::new(()),
             #[cfg(feature = "cuda")]
             device: OnceLock::new(),
@@ -118,27 +125,27 @@ impl Communicator {
         }
     }
 
-    /// Returns this process's number in the group, from 0.
+    /// Returns this rank's number in the communicator, from 0.
     #[must_use]
     #[doc(alias = "ncclCommUserRank")]
     pub fn rank(&self) -> usize {
         self.core.shared.rank
     }
 
-    /// Returns the number of ranks in the group.
+    /// Returns the number of ranks in the communicator.
     #[must_use]
     #[doc(alias = "ncclCommCount")]
     pub fn world_size(&self) -> usize {
         self.core.shared.peers.len()
     }
 
-    /// Returns this rank's number among the group's ranks on the same host, from 0, as determined by host identity.
+    /// Returns this rank's number, from 0, among the communicator's ranks on the same host ([`Config::host_identity`]).
     #[must_use]
     pub fn local_rank(&self) -> usize {
         self.core.shared.local.0
     }
 
-    /// Returns how many of the group's ranks share this host.
+    /// Returns how many of the communicator's ranks share this host.
     #[must_use]
     pub fn local_world_size(&self) -> usize {
         self.core.shared.local.1
@@ -151,7 +158,7 @@ impl Communicator {
     }
 
     /// Returns each rank's number in the job's first communicator, indexed by rank. Splits, subgroups and shrinks
-    /// change a rank's number, but not this one.
+    /// change a rank's number, but not its number in the first communicator.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -175,8 +182,8 @@ impl Communicator {
         &self.core.shared.config
     }
 
-    /// Describes how this communicator makes its calls: over shared memory or over TCP, and, between hosts, with which
-    /// algorithm. The algorithms are listed for each collective by size, in the format of
+    /// Describes how this communicator makes its calls: over shared memory or over TCP, and with which algorithm
+    /// between hosts. The algorithms are listed for each collective by size, in the format of
     /// [`AlgorithmRanges`](crate::AlgorithmRanges). The text is for people and may change.
     #[must_use]
     pub fn explain(&self) -> String {
@@ -184,14 +191,13 @@ impl Communicator {
             return forked("explain".to_owned()).to_string();
         }
         let said = self.with_backend(|backend| backend.explain());
-        said.unwrap_or_else(|_| "in use by a call that is under way".to_owned())
+        said.unwrap_or_else(|_| "this communicator is in use by a call that is under way".to_owned())
     }
 
     /// Returns the algorithm that this rank uses for a collective on ordinary host memory with a built-in op. `bytes`
     /// is the size of the whole vector, or of all blocks together.
     ///
-    /// Returns `None` if called inside a reduction that is under way, once the communicator is closed, and in a forked
-    /// child.
+    /// Returns `None` inside a reduction that is under way, after the communicator was closed, and in a forked child.
     ///
     /// ```
     /// # use collectives::{Algorithm, Collective, Communicator, DType};
@@ -214,16 +220,19 @@ impl Communicator {
         self.timeout.unwrap_or_else(|| unpacked(self.core.timeout.load(Ordering::Relaxed)))
     }
 
-    /// Returns a new handle to this communicator, whose calls have their own timeout. You can use the new handle for
-    /// one call, or keep it.
+    /// Returns a new handle to this communicator, with a timeout that applies only to calls of the new handle. You can
+    /// use the new handle for one call, or keep it.
     ///
     /// Calls on devices are queued, and the timeout limits the time that the device may take. The timeout counts from
     /// the moment the call is queued, with an accuracy of a tenth of a second. If earlier calls with other timeouts are
-    /// still running at that time, it counts from their end, because NCCL runs a communicator's calls in order. So no
-    /// call's timeout shortens or lengthens another's. If a timeout passes, the communicator ends. A call whose timeout
-    /// differs from the previous call's costs an event on each stream that is in use. The timeout also limits the wait
-    /// for a background call, counted from the start of that call, and
-    /// [`Device::synchronize`](crate::Device::synchronize), counted from its own call.
+    /// still running at that time, the timeout counts from the end of those calls, because NCCL runs a communicator's
+    /// calls in order. So the timeout of one call does not shorten or lengthen the timeout of another. If a timeout
+    /// passes, the communicator ends. If a call's timeout differs from the timeout of the previous call, the call costs
+    /// an event on each stream that is in use.
+    ///
+    /// The timeout also limits:
+    /// - the wait for a background call, counted from the start of the background call,
+    /// - [`Device::synchronize`](crate::Device::synchronize), counted from the beginning of `synchronize`.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -277,6 +286,7 @@ impl Communicator {
         if backend.is_inside() && !backend.is_used_here() {
             return work();
         }
+        let _caller = self.in_collective(|| call)?;
         let _turn = backend.enter(self.timeout()).map_err(|why| self.no_turn(call, why))?;
         work()
     }

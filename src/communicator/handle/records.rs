@@ -43,7 +43,7 @@ impl Communicator {
 
 /// # Traces
 impl Communicator {
-    /// Writes the timings of this communicator's calls, and of communicators made from it, into a folder as
+    /// Writes the timings of the calls of this communicator, and of the communicators made from it, into a folder as
     /// `trace-ID-rankR.json`. Returns the path of the file, which Perfetto and `collperf trace` can read. The file is
     /// written completely or not at all.
     ///
@@ -66,8 +66,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `Io` if the file cannot be written; `Unsupported` in a process that was forked from the one that made the
-    /// communicator.
+    /// `Io` if the file cannot be written; `Unsupported` in a forked child.
     pub fn write_trace(&self, folder: impl AsRef<Path>) -> Result<PathBuf> {
         if self.core.shared.health.is_foreign() {
             let reason = "this process was forked from the one that created the communicator, and does not have its trace".to_owned();
@@ -77,7 +76,7 @@ impl Communicator {
     }
 
     /// Returns the trace of [`write_trace`](Self::write_trace) as text: JSON in Chrome's Trace Event Format. In a
-    /// forked process it contains no calls.
+    /// forked child, the text contains no calls.
     #[must_use]
     pub fn trace_json(&self) -> String {
         self.with_trace(TraceLog::to_json)

@@ -124,8 +124,8 @@ impl Shared {
             NoTurn::Forked => forked(call.to_owned()),
             NoTurn::Inside => Error::argument(call, "called from within a call of the same communicator"),
             NoTurn::Late => {
-                let before = under_way().unwrap_or_else(|| "calls".to_owned());
-                let doing = format!("{call}, which has not begun: waiting for its turn behind {before}, which was called earlier");
+                let before = under_way().unwrap_or_else(|| "its name is not recorded".to_owned());
+                let doing = format!("{call}, which has not begun: waiting for its turn behind an earlier call ({before})");
                 let late = Error::Timeout { doing, elapsed: limit, missing: Vec::new(), arrived: Vec::new(), meanwhile: Vec::new() };
                 self.recorder.with_meanwhile(late)
             }

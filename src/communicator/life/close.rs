@@ -83,8 +83,8 @@ impl Communicator {
         let _ = self.core.shared.backend.with(ABORTING, HostBackend::propagate);
     }
 
-    /// Waits until every rank has called this and all background calls have ended, then closes the communicator for all
-    /// its clones. Later calls return [`Error::Closed`], and so do messages that other threads still wait for.
+    /// Waits until every rank has called `close` and all background calls have ended, then closes the communicator for
+    /// all its clones. Later calls return [`Error::Closed`], and so do messages that other threads still wait for.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -101,8 +101,8 @@ impl Communicator {
     ///
     /// The errors of [`Communicator::barrier`]. The communicator is closed even after an error, with these exceptions:
     /// - `close` is called from within a call of this communicator.
-    /// - The turn of this call does not come within the timeout.
-    /// - CUDA graphs still contain its device calls (`InvalidArgument`: drop them first).
+    /// - `close` does not get its turn within the timeout.
+    /// - CUDA graphs still contain device calls of this communicator (`InvalidArgument`: drop the graphs first).
     ///
     /// `Closed` if the communicator was closed before.
     #[doc(alias("ncclCommFinalize", "destroy_process_group"))]
@@ -124,6 +124,7 @@ impl Communicator {
         // turn. Dropping a store may run the program's code.
         if shared.health.is_closed() {
             self.core.finish();
+            self.core.lanes.clear();
             self.keep_store(None);
         }
         closed

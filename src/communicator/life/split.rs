@@ -15,9 +15,9 @@ const NO_COLOR: u64 = u64::MAX;
 const MOST_WORDS: usize = 400;
 
 impl Communicator {
-    /// Splits the ranks into new communicators: those that pass the same colour form one, ordered by key and, among
-    /// equal keys, by their rank here. A rank that passes `None` joins none. Collective: every rank of this
-    /// communicator calls it.
+    /// Splits the ranks into new communicators. Ranks that pass the same colour form one communicator, in the order of
+    /// their keys. Ranks with equal keys keep the order that they have in this communicator. A rank that passes `None`
+    /// joins no new communicator. Collective: every rank of this communicator calls it.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -48,8 +48,8 @@ impl Communicator {
         self.connect_members(&members)
     }
 
-    /// Makes a new communicator of the listed ranks, numbered as listed. Collective: every rank of this communicator
-    /// calls it with the same list; ranks that are not listed get `None`.
+    /// Makes a new communicator of the listed ranks, numbered in the order of the list. Collective: every rank of this
+    /// communicator calls it with the same list; ranks that are not listed get `None`.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -63,8 +63,11 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The same on every rank: `InvalidArgument` for a rank that does not exist or is listed twice, `Conflict` if ranks
-    /// pass different lists. In addition, the errors of [`split`](Self::split).
+    /// Every rank gets the same error for wrong lists:
+    /// - `InvalidArgument` if a listed rank does not exist or is listed twice.
+    /// - `Conflict` if ranks pass different lists.
+    ///
+    /// In addition, the errors of [`split`](Self::split).
     #[doc(alias = "new_group")]
     pub fn subgroup(&self, ranks: &[usize]) -> Result<Option<Self>> {
         self.making("subgroup", || {
@@ -74,12 +77,13 @@ impl Communicator {
         })
     }
 
-    /// Makes a new communicator for each list of ranks, numbered as listed: `Some` if this rank is in the list.
-    /// Collective: every rank of this communicator calls it with the same lists.
+    /// Makes a new communicator for each list of ranks, numbered in the order of the list. Returns `Some` for each list
+    /// that contains this rank, and `None` for the others. Collective: every rank of this communicator calls it with
+    /// the same lists.
     ///
     /// Communicators of lists that have no rank in common are made together, at the cost of one [`split`](Self::split).
-    /// A rank may be in several lists. The communicators of such lists are made one after the other, in the order
-    /// given, each together with those of lists that have no rank in common with it.
+    /// A rank may be in several lists. Such lists need several rounds: each list is handled in the first round in which
+    /// no earlier list contains one of its ranks.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -94,8 +98,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors of [`subgroup`](Self::subgroup). If one list fails, its ranks get the error and none of their other
-    /// communicators. The other ranks still get theirs.
+    /// The errors of [`subgroup`](Self::subgroup). If one list fails, its ranks get the error, and get no communicators
+    /// of other lists either. Ranks that are not in that list still get their communicators.
     #[doc(alias = "new_subgroups_by_enumeration")]
     pub fn subgroups<L: AsRef<[usize]>>(&self, lists: &[L]) -> Result<Vec<Option<Self>>> {
         let lists: Vec<&[usize]> = lists.iter().map(AsRef::as_ref).collect();
@@ -132,8 +136,11 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The same on every rank: `InvalidArgument` if the world size is not a multiple of the size, `Conflict` if ranks
-    /// pass different sizes. In addition, the errors of [`split`](Self::split).
+    /// Every rank gets the same error for wrong sizes:
+    /// - `InvalidArgument` if the size is 0, or if the world size is not a multiple of the size.
+    /// - `Conflict` if ranks pass different sizes.
+    ///
+    /// In addition, the errors of [`split`](Self::split).
     #[doc(alias = "new_subgroups")]
     pub fn subgroup_of_size(&self, size: usize) -> Result<Self> {
         self.making("subgroup_of_size", || {
@@ -189,6 +196,23 @@ impl Communicator {
             exchange.finish(&deadline)?;
             return Ok(None);
         };
+        let connected = connect(&mut exchange, self.start_of(rank, members, name), &deadline);
+        exchange.finish(&deadline)?;
+        let made = connected.and_then(|comm| comm.barrier().map(|()| comm));
+        #[cfg(feature = "cuda")]
+        if let Ok(comm) = &made {
+            self.connect_split_device(comm, &deadline)?;
+        }
+        made.inspect(|comm| {
+            comm.keep_store(self.kept_store());
+            let (name, child) = (self.core.shared.recorder.name(), comm.core.shared.recorder.name());
+            crate::base::event::debug!(target: LIFE, communicator = name, rank = self.rank(), child, world_size = members.len(), "split");
+        })
+        .map(Some)
+    }
+
+    /// Returns what this rank knows at the start of a new communicator of `members`, in which it has number `rank`.
+    pub(super) fn start_of(&self, rank: usize, members: &[usize], name: String) -> Start {
         let shared = &self.core.shared;
         let mut config = shared.config.clone();
         config.timeout = self.timeout();
@@ -198,23 +222,11 @@ impl Communicator {
             name,
             trace: shared.trace.clone(),
         };
-        let start = Start { rank, world_size: members.len(), config, listen: shared.listen, origin };
-        let connected = connect(&mut exchange, start, &deadline);
-        exchange.finish(&deadline)?;
-        let made = connected.and_then(|comm| comm.barrier().map(|()| comm));
-        #[cfg(feature = "cuda")]
-        if let Ok(comm) = &made {
-            self.connect_split_device(comm, &deadline)?;
-        }
-        made.inspect(|comm| {
-            comm.keep_store(self.kept_store());
-            let (name, child) = (shared.recorder.name(), comm.core.shared.recorder.name());
-            crate::base::event::debug!(target: LIFE, communicator = name, rank = self.rank(), child, world_size = members.len(), "split");
-        })
-        .map(Some)
+        Start { rank, world_size: members.len(), config, listen: shared.listen, origin }
     }
 
-    /// Makes a communicator of the same ranks with an independent order of calls.
+    /// Makes a communicator of the same ranks with an independent order of calls. Collective: every rank of this
+    /// communicator calls it. [`lane`](Self::lane) is not a collective.
     ///
     /// ```
     /// # use collectives::Communicator;

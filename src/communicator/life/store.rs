@@ -11,17 +11,17 @@ use crate::rendezvous::PrefixStore;
 
 impl Communicator {
     /// Returns a handle to the store at which the job's ranks met, for the program's own keys. All ranks of this
-    /// communicator see the same keys. No other communicator sees them, and they are separate from the crate's own
-    /// keys. Needs [`Config::keep_store`](crate::Config::keep_store).
+    /// communicator see the same keys. No other communicator sees these keys, and they are separate from the crate's
+    /// own keys. Needs [`Config::keep_store`](crate::Config::keep_store).
     ///
     /// If the store is served over TCP, each handle has its own connection, so threads that wait for each other's keys
     /// should each take their own handle. If the store is in a file, or was passed to the builder, all handles share
     /// it. Communicators made from this one (by splits, subgroups, duplicates and shrinks) have their own keys in the
     /// same store. A handle may outlive its communicator.
     ///
-    /// The store lives as long as its server. Rank 0 of the job serves it until it has closed or dropped its
-    /// communicators of the job. After that, calls on the other ranks' handles do not wait: they return errors that say
-    /// so. A launcher's store ends with the launcher.
+    /// The store lives as long as its server. Rank 0 of the job serves the store until rank 0 has closed or dropped its
+    /// communicators of the job. After that, calls on the other ranks' handles do not wait: they return errors that
+    /// report the end of the server. A launcher's store ends with the launcher.
     ///
     /// ```
     /// # use collectives::{Communicator, Config, store::Store};
@@ -46,7 +46,7 @@ impl Communicator {
     /// - `Io` if the server no longer answers.
     /// - `Unauthorized` under the same conditions as when the job started.
     ///
-    /// If an error has ended the communicator, this still returns handles.
+    /// If an error has ended the communicator, `store` still returns handles.
     #[doc(alias("get_default_store", "_get_default_store"))]
     pub fn store(&self) -> Result<PrefixStore> {
         let shared = &self.core.shared;

@@ -54,7 +54,7 @@ impl Communicator {
         match (self.rank() == root, given) {
             (true, false) => Err(Error::argument(kind.name(), format!("rank {root} is the root and must pass {what}"))),
             (false, true) => {
-                Err(Error::argument(kind.name(), format!("only the root, rank {root}, passes {what}; rank {} passes None", self.rank())))
+                Err(Error::argument(kind.name(), format!("only the root, rank {root}, passes {what}; rank {} must pass None", self.rank())))
             }
             _ => Ok(()),
         }
@@ -348,7 +348,7 @@ impl Communicator {
         self.checked_counts(kind, "the source", send_counts, source.len())?;
         self.checked_counts(kind, "the destination", receive_counts, destination.len())?;
         let (own, rank) = (send_counts[self.rank()], self.rank());
-        Self::equal(kind, "this rank's block in the destination", receive_counts[rank], own, "what it sends to itself")?;
+        Self::equal(kind, "this rank's block in the destination", receive_counts[rank], own, "as many as this rank sends to itself")?;
         let layout = BlockLayout::Pairs { send: send_counts.to_vec(), receive: receive_counts.to_vec() };
         self.moving(kind, None, 0, Source::Separate(source), destination, layout)
     }

@@ -158,10 +158,10 @@ pub(in crate::communicator) struct Guards<'s> {
 /// The party that can reach a call's buffers while the call runs.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::communicator) enum Hold<'a> {
-    /// The caller, who lent them.
+    /// The caller, who lent the buffers.
     Borrowed,
-    /// Only the call's work, which owns the buffers. The work exists once a part of the call may be on the stream; the
-    /// flag records that.
+    /// Only the call's work, which owns the buffers. The work exists as soon as a part of the call may be on the
+    /// stream. The flag is set at that time.
     Owned(&'a Cell<bool>),
 }
 

@@ -52,6 +52,18 @@ pub(in crate::communicator) enum Prepared<'a> {
 }
 
 impl Prepared<'_> {
+    /// Returns the name of the method that was called.
+    pub(in crate::communicator) fn name(&self) -> &'static str {
+        match self {
+            Prepared::Host(job, _) => job.call.name(),
+            Prepared::HostMany(jobs, _) => jobs.call().name(),
+            #[cfg(feature = "cuda")]
+            Prepared::Device(call) => call.job.call.name(),
+            #[cfg(feature = "cuda")]
+            Prepared::DeviceMany(calls) => calls.first().map_or("many", |call| call.job.call.name()),
+        }
+    }
+
     /// Returns the element type of the buffers, if this is a single call.
     pub(in crate::communicator) fn element(&self) -> Option<TypeTag> {
         match self {
@@ -98,7 +110,10 @@ fn on_one_backend<'a, T>(
         (Source::Separate(Memory::Device(source)), None) => OneBackend::Device(Source::Separate(source), None),
         #[cfg(feature = "cuda")]
         (Source::Separate(_), Some(_)) => {
-            return Err(Error::argument(kind.name(), "one buffer is on the host and the other on a device: pass both on the same side"));
+            return Err(Error::argument(
+                kind.name(),
+                "one buffer is on the host and the other on a device: pass both on the host, or both on a device",
+            ));
         }
     })
 }
@@ -217,9 +232,10 @@ fn agreed_at_run_time<T: Data>(
         None => None,
     };
     match (source, destination) {
-        (Some((source, _)), Some((destination, _))) if source != destination => {
-            Err(Error::argument(call, format!("the source holds {source} and the destination {destination}: both must have the same type")))
-        }
+        (Some((source, _)), Some((destination, _))) if source != destination => Err(Error::argument(
+            call,
+            format!("the source holds {source}, but the destination holds {destination}: pass two buffers of one type"),
+        )),
         (source, destination) => source.or(destination).map_or_else(|| element::<T>(call), Ok),
     }
 }

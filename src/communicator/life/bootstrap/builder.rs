@@ -58,7 +58,7 @@ impl Communicator {
         Builder::default()
     }
 
-    /// Joins the job that the environment describes: by the variables of torchrun, collrun, Slurm, Open MPI, PMI or a
+    /// Joins the job that environment variables describe: the variables of torchrun, collrun, Slurm, Open MPI, PMI or a
     /// Kubernetes indexed job. Waits until every rank has joined.
     ///
     /// ```no_run
@@ -97,7 +97,7 @@ impl Communicator {
         Self::builder().from_url(url)
     }
 
-    /// Makes `world_size` communicators of one new group, for the threads of this process.
+    /// Makes a communicator of `world_size` ranks for the threads of this process. Returns one handle for each rank.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -122,8 +122,8 @@ impl Communicator {
         Self::builder().local(world_size)
     }
 
-    /// Runs `program` on `world_size` threads, each of which is a rank of one new group. Returns their results in rank
-    /// order.
+    /// Runs `program` on `world_size` threads. Each thread is a rank of one new communicator. Returns the results of
+    /// the threads, in rank order.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -134,21 +134,21 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The error of a rank that failed by itself, if there is one; otherwise the error of the first rank that failed. A
-    /// rank that panics is reported as lost.
+    /// The error of a rank that failed for a reason of its own, and not because it lost a peer. If there is none, the
+    /// error of the first rank that failed. A rank that panics is reported as lost.
     pub fn run_local<R: Send>(world_size: usize, program: impl Fn(&Communicator) -> Result<R> + Sync) -> Result<Vec<R>> {
         Self::builder().run_local(world_size, program)
     }
 }
 
 impl Builder {
-    /// Replaces all settings. [`configure`](Self::configure) changes some of them.
+    /// Replaces all settings. [`configure`](Self::configure) changes only some settings.
     pub fn config(mut self, config: Config) -> Self {
         self.config = config;
         self
     }
 
-    /// Changes some settings: `change` gets the current ones, which are the defaults at first.
+    /// Changes some settings: `change` gets the current settings, which are the defaults at first.
     ///
     /// ```
     /// # use collectives::{Communicator, Transport};
@@ -166,8 +166,9 @@ impl Builder {
         self
     }
 
-    /// Gives the communicator a device backend if there is a GPU for every rank. Otherwise the communicator has none,
-    /// and [`Communicator::why_no_device`] returns the reason. Every rank must make the same choice.
+    /// Gives the communicator a device backend if there is a GPU for every rank. Otherwise the communicator has no
+    /// device backend, and [`Communicator::why_no_device`] returns the reason. Every rank must make the same request:
+    /// `device`, [`require_device`](Self::require_device) or neither.
     #[cfg(feature = "cuda")]
     pub fn device(mut self, choice: DeviceChoice) -> Self {
         self.device = Some(DeviceRequest { choice, required: false });
@@ -274,7 +275,7 @@ impl Builder {
     /// The errors of [`Communicator::local`].
     pub fn local(self, world_size: usize) -> Result<Vec<Communicator>> {
         if world_size == 0 {
-            return Err(Error::argument("local", "a group has at least one rank"));
+            return Err(Error::argument("local", "a communicator has at least one rank"));
         }
         let store = MemoryStore::new();
         let join = |rank: usize| self.clone().with_store(Arc::new(store.clone()), rank, world_size);

@@ -114,7 +114,7 @@ impl StoreExchange {
     fn late(&self, deadline: &Deadline) -> Error {
         let mut doing = format!("rank {} waiting for the {} ranks of the job to join", self.rank, self.world_size);
         let attendance = self.attendance().unwrap_or_else(|error| {
-            doing += &format!(" (which ranks have not joined is unknown: {error})");
+            doing += &format!(" (this rank could not find out which ranks have not joined: {error})");
             Attendance::default()
         });
         let Attendance { mut missing, mut arrived } = attendance;

@@ -115,7 +115,7 @@ impl<'a, W: World> Shrinking<'a, W> {
         self.deadline.elapsed() >= self.deadline.remaining()
     }
 
-    /// Returns the time since `moment`, which is measured from the beginning.
+    /// Returns the time since `moment`, which is measured from the beginning of the shrink.
     fn since(&self, moment: Duration) -> Duration {
         self.deadline.elapsed().saturating_sub(moment)
     }
@@ -130,8 +130,8 @@ impl<'a, W: World> Shrinking<'a, W> {
         Error::Timeout { doing, elapsed: self.deadline.elapsed(), missing, arrived, meanwhile: Vec::new() }
     }
 
-    /// Returns what a rank publishes about this shrink at its recovery listener, and the store behind the listener;
-    /// `None` if the listener is closed, or the store contains nothing about it.
+    /// Returns the status that a rank publishes about this shrink at its recovery listener, and the store behind the
+    /// listener. Returns `None` if the listener is closed, or if the store contains no such status.
     fn visit(&self, rank: usize) -> Option<(Status, Arc<dyn Store>)> {
         let store = self.world.visit(rank)?;
         Some((self.read_status(&*store).ok()??, store))
@@ -168,8 +168,8 @@ impl<'a, W: World> Shrinking<'a, W> {
         self.gone.contains(&rank)
     }
 
-    /// Returns the lowest rank that leads, or this rank if every lower one is gone or need not be waited for; `None`
-    /// once the deadline has passed.
+    /// Returns the lowest rank that leads. If every lower rank is gone, or this rank need not wait for it, returns this
+    /// rank. Returns `None` once the deadline has passed.
     ///
     /// Visiting a rank that lives but serves no store takes a while. So usually only the lowest rank is visited,
     /// because it should lead.
@@ -235,7 +235,7 @@ impl<'a, W: World> Shrinking<'a, W> {
             self.world.pause(PAUSE);
         }
         let peers = self.world.peers();
-        let doing = format!("shrink: waiting for {}, which leads it", peers[leader]);
+        let doing = format!("shrink: waiting for {}, which leads the shrink", peers[leader]);
         Err(Error::Timeout {
             doing,
             elapsed: self.deadline.elapsed(),
@@ -250,7 +250,7 @@ impl<'a, W: World> Shrinking<'a, W> {
         let store = self.world.host()?;
         let round = match self.read_status(&*store)? {
             Some(Status::Over(members)) => {
-                return Err(self.left_behind(&format!("this rank is already one of ranks {members:?}, which continued")));
+                return Err(self.left_behind(&format!("this rank has already continued as one of ranks {members:?}")));
             }
             _ => store.add(&self.key("rounds"), 1)?.unsigned_abs(),
         };
@@ -344,7 +344,7 @@ impl<'a, W: World> Shrinking<'a, W> {
             return Ok(());
         }
         let reason =
-            format!("ranks {silent:?} cannot be reached from ranks {joined:?}, which are too few to continue: the others may have done so");
+            format!("ranks {joined:?} cannot reach ranks {silent:?}, which may have continued; ranks {joined:?} are too few to continue");
         Err(self.left_behind(&reason))
     }
 
@@ -374,7 +374,7 @@ impl<'a, W: World> Shrinking<'a, W> {
             Ok(own) => own,
             Err(error) => {
                 // This rank has published nothing else to any rank, either.
-                crate::base::event::warn!(%error, "late ranks will not learn from this one that it continued");
+                crate::base::event::warn!(%error, "late ranks will not learn from this rank that it has continued");
                 return Ok(());
             }
         };

@@ -1,0 +1,196 @@
+//! Lanes: communicators for threads that have no common order. Ranks make a lane by messages, which they match by its
+//! number. So threads may ask for lanes in any order.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::base::deadline::Deadline;
+use crate::base::event;
+use crate::base::ticket_lock::TicketLock;
+use crate::call::element::TypeTag;
+use crate::communicator::Communicator;
+use crate::communicator::life::bootstrap::connect;
+use crate::communicator::work::message::{INTERNAL_TAG, MessageContext};
+use crate::error::{Error, Result};
+use crate::host::exchange::Exchange;
+
+/// The bits that mark the messages that make a lane; the lane's number is added to them.
+const LANE_TAG: u64 = INTERNAL_TAG | 1 << 58;
+
+/// The most bytes that one rank sends in an exchange.
+const MAX_BLOB_BYTES: usize = 1 << 20;
+
+/// A lane, once it was made or has failed. The lock lets one thread make it, and refuses a thread that asks for it from
+/// a callback meanwhile.
+type Lane = Arc<TicketLock<Option<Result<Communicator>>>>;
+
+/// The lanes of a communicator, by number.
+#[derive(Default)]
+pub(in crate::communicator) struct Lanes(Mutex<BTreeMap<u32, Lane>>);
+
+impl fmt::Debug for Lanes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(event::lock(&self.0).keys()).finish()
+    }
+}
+
+impl Lanes {
+    fn get(&self, number: u32) -> Lane {
+        Arc::clone(event::lock(&self.0).entry(number).or_insert_with(|| Arc::new(TicketLock::new(None))))
+    }
+
+    /// Drops the handles of all lanes.
+    pub(in crate::communicator) fn clear(&self) {
+        // Dropped outside the lock: the drop of a communicator may run the program's code.
+        let _lanes = std::mem::take(&mut *event::lock(&self.0));
+    }
+}
+
+impl Communicator {
+    /// Returns the lane with this number: a communicator of the same ranks with an independent order of calls, for a
+    /// thread that has no common order with others. A lane's calls match only calls of the lane with the same number.
+    ///
+    /// The first call with a number waits until every rank has asked for that lane, and makes it. Threads may ask for
+    /// different lanes at the same time, in any order. Later calls with the number return the same communicator at
+    /// once. [`duplicate`](Self::duplicate) makes such a communicator too, but it is a collective.
+    ///
+    /// A lane is used for host memory. For device memory, use [`split`](Self::split) or
+    /// [`duplicate`](Self::duplicate), which also split the NCCL communicator.
+    ///
+    /// Cost: making a lane takes as long as a `duplicate`, and needs as much memory and as many descriptors. The
+    /// communicator keeps its lanes until it is closed or dropped.
+    ///
+    /// ```
+    /// # use collectives::{Communicator, ReduceOp, Result};
+    /// fn total(comm: &Communicator, mut x: u64) -> Result<u64> {
+    ///     comm.all_reduce(&mut x, ReduceOp::Sum)?;
+    ///     Ok(x)
+    /// }
+    /// let sums = Communicator::run_local(2, |comm| {
+    ///     std::thread::scope(|scope| {
+    ///         let threads = [10, 20].map(|x| scope.spawn(move || total(&comm.lane(x)?, x.into())));
+    ///         let sums = threads.map(|thread| thread.join().expect("it does not panic"));
+    ///         sums.into_iter().collect::<Result<Vec<_>>>()
+    ///     })
+    /// })?;
+    /// assert_eq!(sums, [[20, 40], [20, 40]]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - `Timeout` if a rank does not ask for the lane in time.
+    /// - The errors of joining a job (see [`Communicator::from_env`]), and `PeerLost`.
+    /// - `InvalidArgument` if a callback asks for the lane while its thread makes it.
+    ///
+    /// A lane that could not be made stays so: later calls with its number return the same error. This communicator
+    /// stays usable.
+    pub fn lane(&self, number: u32) -> Result<Self> {
+        if let Some(refusal) = self.core.shared.health.refusal(|| format!("lane({number})"), self.peers()) {
+            return Err(refusal);
+        }
+        let lane = self.core.lanes.get(number);
+        let made = lane.with(self.timeout(), |made| made.get_or_insert_with(|| self.make_lane(number)).clone());
+        let mut lane = made.unwrap_or_else(|why| Err(self.no_turn("lane", why)))?;
+        lane.timeout = self.timeout;
+        Ok(lane)
+    }
+
+    fn make_lane(&self, number: u32) -> Result<Self> {
+        let deadline = Deadline::after(self.timeout());
+        let everyone: Vec<usize> = (0..self.world_size()).collect();
+        let name = format!("{}/lane {number}", self.core.shared.recorder.name());
+        let mut exchange = LaneExchange { parent: self, number };
+        let lane = connect(&mut exchange, self.start_of(self.rank(), &everyone, name), &deadline)?;
+        lane.barrier()?;
+        lane.keep_store(self.kept_store());
+        Ok(lane)
+    }
+}
+
+/// An exchange by messages with the number of a lane: rank 0 collects all blobs and returns them to every rank.
+struct LaneExchange<'a> {
+    parent: &'a Communicator,
+    number: u32,
+}
+
+impl LaneExchange<'_> {
+    fn tag(&self) -> u64 {
+        LANE_TAG | u64::from(self.number)
+    }
+
+    /// Sends a blob, after its length.
+    fn send(&self, to: usize, blob: &[u8]) -> Result<()> {
+        for bytes in [(blob.len() as u64).to_le_bytes().to_vec(), blob.to_vec()] {
+            let _sent = self.parent.post_internal_send(to, self.tag(), bytes, Duration::MAX)?;
+        }
+        Ok(())
+    }
+
+    /// Receives a blob of at most `most` bytes.
+    fn receive(&self, from: usize, most: usize, deadline: &Deadline) -> Result<Vec<u8>> {
+        let context = MessageContext { peer: Some(from), tag: self.tag(), element: TypeTag::of::<u8>(), element_bytes: 1 };
+        let progress = &self.parent.core.shared.progress;
+        let mut length = [0; 8];
+        progress.receive_bytes(&context, &mut length, deadline.remaining())?;
+        let length = usize::try_from(u64::from_le_bytes(length)).ok().filter(|length| *length <= most);
+        let mut blob = vec![0; length.ok_or_else(|| self.malformed(from))?];
+        progress.receive_bytes(&context, &mut blob, deadline.remaining())?;
+        Ok(blob)
+    }
+
+    fn malformed(&self, from: usize) -> Error {
+        let reason = format!("start-up data for lane {} with a wrong length", self.number);
+        Error::Protocol { with: self.parent.peers()[from].to_string(), reason }
+    }
+}
+
+impl Exchange for LaneExchange<'_> {
+    fn all_gather(&mut self, mine: &[u8], deadline: &Deadline) -> Result<Vec<Vec<u8>>> {
+        let ranks = self.parent.world_size();
+        if self.parent.rank() != 0 {
+            self.send(0, mine)?;
+            let all = self.receive(0, ranks * (MAX_BLOB_BYTES + 8), deadline)?;
+            return unpack(&all, ranks).ok_or_else(|| self.malformed(0));
+        }
+        let mut blobs = vec![mine.to_vec()];
+        for rank in 1..ranks {
+            blobs.push(self.receive(rank, MAX_BLOB_BYTES, deadline)?);
+        }
+        let all = pack(&blobs);
+        (1..ranks).try_for_each(|rank| self.send(rank, &all))?;
+        Ok(blobs)
+    }
+}
+
+/// Writes blobs one after the other, each after its length.
+fn pack(blobs: &[Vec<u8>]) -> Vec<u8> {
+    blobs.iter().flat_map(|blob| (blob.len() as u64).to_le_bytes().into_iter().chain(blob.iter().copied())).collect()
+}
+
+/// Reads what [`pack`] wrote. `None` if it is not this number of blobs.
+fn unpack(mut all: &[u8], count: usize) -> Option<Vec<Vec<u8>>> {
+    let mut next = || {
+        let (length, rest) = all.split_first_chunk::<8>()?;
+        let (blob, rest) = rest.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
+        all = rest;
+        Some(blob.to_vec())
+    };
+    let blobs = (0..count).map(|_| next()).collect::<Option<Vec<_>>>()?;
+    all.is_empty().then_some(blobs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blobs_are_read_as_they_were_written_and_nothing_else_is() {
+        let blobs = [vec![], vec![1, 2, 3], vec![0; 300]];
+        let all = pack(&blobs);
+        assert_eq!(unpack(&all, 3).as_deref(), Some(&blobs[..]));
+        assert_eq!([unpack(&all, 2), unpack(&all, 4), unpack(&all[..all.len() - 1], 3), unpack(&[255; 8], 1)], [const { None }; 4]);
+    }
+}
