@@ -35,7 +35,7 @@ pub fn levels() -> Vec<&'static str> {
     Inner::levels().collect()
 }
 
-/// The kernel of one op on one type, for a world of two.
+/// The kernel of one op on one type, for a world size of two.
 #[derive(Debug)]
 pub struct Kernel<T: Element> {
     inner: Inner,
@@ -43,7 +43,7 @@ pub struct Kernel<T: Element> {
 }
 
 impl<T: Element> Kernel<T> {
-    /// Creates the kernel for one of [`levels`], or for the best one if there is no such level.
+    /// Creates the kernel for the instruction set `level`, or for the best one if [`levels`] does not contain `level`.
     ///
     /// # Errors
     ///
@@ -69,7 +69,7 @@ impl<T: Element> Kernel<T> {
         unsafe { self.inner.fold(into.as_mut_ptr().cast(), &pointers[..count], size_of_val(into), true) }
     }
 
-    /// Computes the same as [`Kernel::apart`], into two destinations.
+    /// Computes like [`Kernel::apart`], and writes the result to two destinations.
     pub fn to_two(&self, into: &mut [T], also: &mut [T], inputs: &[&[T]]) {
         assert_eq!(into.len(), also.len(), "one length");
         let (pointers, count) = pointers(None, inputs, size_of_val(into));
@@ -135,7 +135,7 @@ impl Link {
     ///
     /// # Errors
     ///
-    /// If the region cannot be created or mapped.
+    /// An error if the region cannot be created or mapped.
     pub fn rings() -> Result<Vec<Self>> {
         exchanging(2, |rank, exchange| {
             let mut group = Group::connect(exchange, &[0, 1], rank, 2, None, &Deadline::after(LIMIT))?;
@@ -148,7 +148,7 @@ impl Link {
     ///
     /// # Errors
     ///
-    /// If a rank cannot listen or connect.
+    /// An error if a rank cannot listen or connect.
     pub fn tcp() -> Result<Vec<Self>> {
         Self::tcp_with(None)
     }
@@ -260,7 +260,7 @@ impl Mailboxes {
     ///
     /// # Errors
     ///
-    /// If the region cannot be created or mapped.
+    /// An error if the region cannot be created or mapped.
     pub fn between(ranks: usize) -> Result<Vec<Self>> {
         let members: Vec<usize> = (0..ranks).collect();
         exchanging(ranks, |rank, exchange| {
@@ -269,11 +269,11 @@ impl Mailboxes {
         })
     }
 
-    /// Does one step of every rank: publishes, waits for all, and compares what they published.
+    /// Does one step, which every rank must do: publishes a call, waits for all ranks, and compares their calls.
     ///
     /// # Errors
     ///
-    /// If a rank is late, gone, or at another step.
+    /// An error if a rank is late, gone, or at another step.
     pub fn step(&mut self) -> Result<()> {
         let sequence = self.next();
         let call = Call { kind: Collective::Barrier, op: 0, element: TypeTag::of::<u8>(), count: 0, root: None, counts_hash: 0, sequence };
@@ -282,12 +282,12 @@ impl Mailboxes {
         met.map_err(|stop| stop.to_error("a step", &deadline, &[]))
     }
 
-    /// Sends one flag and receives one. The first of two ranks begins, the second answers. Each checks what the other
-    /// published.
+    /// Sends one flag and receives one flag. The first of two ranks begins, and the second answers. Each rank checks
+    /// the flag of the other.
     ///
     /// # Errors
     ///
-    /// If the other is late or at another volley.
+    /// An error if the other rank is late or at another volley.
     pub fn volley(&mut self, is_first: bool) -> Result<()> {
         let number = self.next();
         let words = |is_first: bool| [number, u64::from(is_first), !number, 7];
@@ -331,7 +331,8 @@ pub mod fuzz {
     };
     pub use crate::rendezvous::fuzz::{file_log, launchers, settings, store_replies, store_requests, store_service, urls};
 
-    /// Returns initial inputs, each with the name of its target: valid data as ranks send it.
+    /// Returns initial inputs for the fuzz targets, each with the name of its target. The inputs are valid data, as
+    /// ranks send it.
     pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         let mut seeds = crate::rendezvous::fuzz::seeds();
         seeds.extend(crate::host::fuzz::seeds());

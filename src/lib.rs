@@ -27,15 +27,16 @@
 //! }
 //! ```
 //!
-//! A [`Communicator`] is one rank's handle to a group of ranks that make calls together. Create it from a launcher's
+//! A [`Communicator`] is one rank's handle to a set of ranks that make calls together. Create it from a launcher's
 //! variables, from a URL or from your own store ([`Communicator::builder`]), or with [`Communicator::local`] for the
 //! threads of one process. Ranks of one host communicate over shared memory, ranks of different hosts over TCP.
 //!
-//! The guide explains the concepts, failures and performance. It is the mdBook in the folder `docs/` of the repository:
-//! read `docs/src/SUMMARY.md`, or run `mdbook build docs`.
+//! The guide explains the concepts, failures and performance. The guide is the mdBook in the folder `docs/` of the
+//! repository: read `docs/src/SUMMARY.md`, or run `mdbook build docs`.
 //!
 //! - Collectives are methods of [`Communicator`]. They reduce with a [`ReduceOp`] or a [`CustomOp`]. They take any
-//!   [`Buffer`]: slices, vectors, arrays, single elements, of any [`Element`] or plain [`Data`].
+//!   [`Buffer`]: a slice, a vector, an array or a single element. The elements are of any [`Element`] or plain [`Data`]
+//!   type.
 //! - Calls started with `start_*` are *background calls*: they return at once, and give their buffers back through a
 //!   [`Work`].
 //! - With a GPU attached (`Builder::device`), the same methods take device buffers, including cudarc's slices. These
@@ -54,8 +55,8 @@
 //! - `float8`: the element types of the crate `float8`.
 //! - `encryption`: encrypted TCP connections ([`Config::encrypt`]).
 //!
-//! Training on many ranks is in a separate crate, `collectives-train`. Two programs are separate too: `collperf`
-//! measures, `collrun` starts ranks.
+//! Training on many ranks is in a separate crate, `collectives-train`. Two programs are in separate crates too:
+//! `collperf` measures performance, and `collrun` starts ranks.
 //!
 //! The crate supports only Linux, on 64-bit little-endian processors.
 

@@ -160,7 +160,7 @@ impl<'a> Bench<'a> {
         let queued = (0..CALLS).try_for_each(|_| self.call(way, &stream));
         let graph = stream.end_capture(CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH)?;
         queued?;
-        let graph = graph.ok_or("the calls leave nothing in the graph")?;
+        let graph = graph.ok_or("the calls added nothing to the graph")?;
         graph.upload()?;
         stream.synchronize()?;
         Ok(Some((graph, stream)))

@@ -38,11 +38,11 @@ impl ToOther for Move<'_> {
     }
 }
 
-/// Reduces a tensor over all ranks; all get the same result.
+/// Reduces a tensor over all ranks. Every rank gets the same result.
 ///
 /// # Errors
 ///
-/// The tensor has a type that `collectives` does not support; the errors of [`Communicator::all_reduce`].
+/// Fails if the tensor has a type that `collectives` does not support, or if [`Communicator::all_reduce`] fails.
 pub fn all_reduce<const D: usize, K: Basic>(comm: &Communicator, tensor: Tensor<D, K>, op: ReduceOp) -> Result<Tensor<D, K>> {
     changed("all_reduce", tensor, &Change::AllReduce(comm, op))
 }
@@ -51,18 +51,18 @@ pub fn all_reduce<const D: usize, K: Basic>(comm: &Communicator, tensor: Tensor<
 ///
 /// # Errors
 ///
-/// The tensor has a type that `collectives` does not support; the errors of [`Communicator::broadcast`].
+/// Fails if the tensor has a type that `collectives` does not support, or if [`Communicator::broadcast`] fails.
 pub fn broadcast<const D: usize, K: Basic>(comm: &Communicator, tensor: Tensor<D, K>, root: usize) -> Result<Tensor<D, K>> {
     changed("broadcast", tensor, &Change::Broadcast(comm, root))
 }
 
-/// Concatenates all ranks' tensors along a dimension, in rank order: `[.., d, ..]` becomes `[.., d × ranks, ..]`. Along
-/// a dimension other than the first, tensors are copied before and after the call.
+/// Concatenates all ranks' tensors along a dimension, in rank order: `[.., d, ..]` becomes `[.., d × ranks, ..]`. If
+/// the dimension is not the first, tensors are copied before and after the call.
 ///
 /// # Errors
 ///
-/// The dimension does not exist, or the tensor has a type that `collectives` does not support; the errors of
-/// [`Communicator::all_gather`].
+/// Fails if the dimension does not exist, if the tensor has a type that `collectives` does not support, or if
+/// [`Communicator::all_gather`] fails.
 pub fn all_gather<const D: usize, K: Basic>(comm: &Communicator, tensor: Tensor<D, K>, dimension: usize) -> Result<Tensor<D, K>> {
     moved("all_gather", tensor, dimension, &Move::AllGather(comm), |side| Ok(side * comm.world_size()))
 }
@@ -72,8 +72,11 @@ pub fn all_gather<const D: usize, K: Basic>(comm: &Communicator, tensor: Tensor<
 ///
 /// # Errors
 ///
-/// The dimension does not exist or cannot be split equally, or the tensor has a type that `collectives` does not
-/// support; the errors of [`Communicator::reduce_scatter`].
+/// Fails in these cases:
+///
+/// - The dimension does not exist or cannot be split equally.
+/// - The tensor has a type that `collectives` does not support.
+/// - [`Communicator::reduce_scatter`] fails.
 pub fn reduce_scatter<const D: usize, K: Basic>(
     comm: &Communicator,
     tensor: Tensor<D, K>,
@@ -84,7 +87,7 @@ pub fn reduce_scatter<const D: usize, K: Basic>(
     moved("reduce_scatter", tensor, dimension, &Move::ReduceScatter(comm, op), part)
 }
 
-/// Sends the n-th part along a dimension to rank n, and returns the parts that all ranks sent to this one, in rank
+/// Sends the n-th part along a dimension to rank n, and returns the parts that all ranks sent to this rank, in rank
 /// order.
 ///
 /// # Errors

@@ -12,7 +12,8 @@ use crate::calls::broadcast;
 use crate::error::{Error, Result};
 use crate::parameters::{Path, Trained, trained};
 
-/// Averages the gradients of a module over the ranks, in buckets. It is based on [`collectives_train::DataParallel`].
+/// Averages the gradients of a module over the ranks, in buckets. This type is based on
+/// [`collectives_train::DataParallel`].
 ///
 /// ```
 /// use burn::module::Module as _;
@@ -49,19 +50,22 @@ impl std::fmt::Debug for DataParallel {
 
 impl DataParallel {
     /// Copies rank 0's parameters to all ranks and creates the buckets, which take as much host memory as the
-    /// gradients. Values without a gradient (a frozen parameter, a running mean) are sent too, but not averaged later.
-    /// Collective.
+    /// gradients. Values without a gradient, such as a frozen parameter or a running mean, are also copied, but later
+    /// steps do not average them. Collective.
     ///
     /// # Errors
     ///
-    /// - The ranks' modules have different names, shapes or types: the error says where they differ.
+    /// Fails in these cases:
+    ///
+    /// - The parameters in the ranks' modules differ in name, shape or type. The error says where they differ.
     /// - A parameter is not `f32`, `f64`, `f16` or `bf16`.
-    /// - The errors of [`Communicator::broadcast`].
+    /// - [`Communicator::broadcast`] fails.
     pub fn new<M: Module>(comm: &Communicator, module: M) -> Result<(Self, M)> {
         Self::with_options(comm, module, Options::default())
     }
 
-    /// Does the same as [`new`](Self::new), with the given bucket sizes and way of combining gradients.
+    /// Copies the parameters and creates the buckets like [`new`](Self::new), but with the given options: the bucket
+    /// sizes, and how gradients are combined.
     ///
     /// # Errors
     ///
@@ -76,14 +80,14 @@ impl DataParallel {
     }
 
     /// Replaces this rank's gradients with the mean of all ranks' gradients. Call it between the backward pass and the
-    /// optimiser's step. To join several backward passes, use burn's `GradientsAccumulator` first. [`Options::missing`]
-    /// determines how a parameter without a gradient counts. Collective.
+    /// optimiser's step. To add up the gradients of several backward passes, use burn's `GradientsAccumulator` first.
+    /// [`Options::missing`] determines how a parameter without a gradient counts. Collective.
     ///
-    /// Each gradient is copied to the host, unless it is already there, and the mean is copied back.
+    /// If a gradient is not in host memory, it is copied to the host, and its mean is copied back.
     ///
     /// # Errors
     ///
-    /// A gradient does not fit its parameter; the errors of [`collectives_train::DataParallel::finish`].
+    /// Fails if a gradient does not fit its parameter, or if [`collectives_train::DataParallel::finish`] fails.
     pub fn average<M: Module>(&mut self, module: &M, gradients: GradientsParams) -> Result<GradientsParams> {
         let mut give = Give { buckets: &mut self.buckets, numbers: &self.numbers, gradients, outcome: Ok(()) };
         module.visit(&mut give);
@@ -165,12 +169,13 @@ where
     Ok(Tensor::from_data(TensorData::new(elements, parameter.dims()), (&device, dtype)))
 }
 
-/// Returns the module with the root's parameters, of all kinds, on all ranks. Collective: one call for each parameter.
-/// The modules must have the same structure on all ranks; [`DataParallel::new`] checks that first.
+/// Returns the module with the root's parameters on every rank, whether they have a gradient or not. Collective: makes
+/// one call for each parameter. The modules must have the same structure on all ranks. [`DataParallel::new`] compares
+/// the parameters that have a gradient before it calls this function.
 ///
 /// # Errors
 ///
-/// A parameter has a type that `collectives` does not support; the errors of [`Communicator::broadcast`].
+/// Fails if a parameter has a type that `collectives` does not support, or if [`Communicator::broadcast`] fails.
 pub fn broadcast_parameters<M: Module>(comm: &Communicator, module: M, root: usize) -> Result<M> {
     let mut mapper = Broadcast { comm, root, path: Path::default(), outcome: Ok(()) };
     let module = module.map(&mut mapper);

@@ -1,10 +1,10 @@
 //! Collectives on burn's tensors, and data-parallel training across processes and hosts.
 //!
 //! - [`all_reduce`], [`all_gather`], [`reduce_scatter`], [`broadcast`] and [`all_to_all`] take a tensor of any backend
-//!   and return a new one. No gradient flows through them.
+//!   and return a new one. No gradient flows through these calls.
 //! - [`DataParallel`] gives all ranks the same parameters, and averages the gradients between a backward pass and an
 //!   optimiser's step.
-//! - [`Trainer`] runs whole steps: it combines a model, its optimiser, and the averaging.
+//! - [`Trainer`] runs whole training steps: the backward pass, the averaging, and the optimiser's update.
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor};
@@ -20,12 +20,12 @@
 //! ```
 //!
 //! All ranks must make the same calls, with the same types and shapes, in the same order. If calls differ, all ranks
-//! get an error that names both calls. Supported types are `f64`, `f32`, `f16`, `bf16` and the integers, but not
-//! quantised types or `bool`; convert `bool` tensors with `int`.
+//! get an error that names both calls. The calls support `f64`, `f32`, `f16`, `bf16` and the integer types. Quantised
+//! types and `bool` are not supported. Convert `bool` tensors with `int`.
 //!
 //! A tensor is moved to the host as [`TensorData`](burn::tensor::TensorData), reduced there, and moved back. If the
-//! backend computes on the host and no other tensor shares the memory, nothing is copied. For a tensor on a GPU, there
-//! are two copies.
+//! backend computes on the host and no other tensor shares the memory, nothing is copied. A tensor on a GPU is copied
+//! twice: to the host and back.
 
 #![deny(missing_docs)]
 

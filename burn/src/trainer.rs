@@ -10,8 +10,9 @@ use crate::calls::all_reduce;
 use crate::data_parallel::DataParallel;
 use crate::error::{Error, Result};
 
-/// Trains a module; each rank processes a share of every batch. If all shares have equally many samples, and losses are
-/// means over samples, the result equals that of one process with the whole batch, except for rounding.
+/// Trains a module; each rank processes a share of every batch. Assume that all shares have the same number of samples
+/// and that the loss is a mean over samples. Then training has the same result as one process that trains on the whole
+/// batch, except for rounding.
 ///
 /// ```
 /// use burn::nn::{LinearConfig, loss::{MseLoss, Reduction}};
@@ -58,7 +59,8 @@ impl Trainer {
         Self::with_options(comm, module, optimizer, Options::default())
     }
 
-    /// Does the same as [`new`](Self::new), with the given bucket sizes and way of combining gradients.
+    /// Creates a trainer like [`new`](Self::new), but with the given options: the bucket sizes, and how gradients are
+    /// combined.
     ///
     /// # Errors
     ///
@@ -73,8 +75,8 @@ impl Trainer {
     ///
     /// # Errors
     ///
-    /// The loss is not `f32`, `f64`, `f16` or `bf16`; the errors of [`DataParallel::average`]. An error consumes the
-    /// module: to continue after an error, keep a clone of the module.
+    /// Fails if the loss is not `f32`, `f64`, `f16` or `bf16`, or if [`DataParallel::average`] fails. An error consumes
+    /// the module, so keep a clone of it if you want to continue after an error.
     pub fn step<M: Module>(&mut self, learning_rate: f64, module: M, loss: Tensor<1>) -> Result<(M, f64)> {
         if !loss.is_tracked() {
             return Err(Error::shape("Trainer::step", "the loss has no backward pass: create the module on `Device::autodiff`"));
@@ -87,7 +89,7 @@ impl Trainer {
         Ok((self.optimizer.step(learning_rate, module, gradients), mean))
     }
 
-    /// Returns the optimiser with its state, for a checkpoint. It is the same on every rank.
+    /// Returns the optimiser with its state, for a checkpoint. The state is the same on every rank.
     pub fn optimizer(&self) -> &ModuleOptimizer {
         &self.optimizer
     }

@@ -10,8 +10,8 @@ use crate::heads::AttentionHeads;
 use crate::regions::{copy_to_ranks, gather_from_ranks};
 use crate::share::{expect, part_of, shard, share};
 
-/// A linear layer that has this rank's share of the outputs: `[.., inputs]` on every rank becomes `[.., outputs /
-/// ranks]`.
+/// A linear layer that computes this rank's share of the outputs. On every rank, an input of shape `[.., inputs]`
+/// becomes an output of shape `[.., outputs / ranks]`.
 ///
 /// Several layers with the same input can share one matrix ([`load_multi`](Self::load_multi),
 /// [`load_qkv`](Self::load_qkv)), so one multiplication computes them all.
@@ -26,12 +26,12 @@ pub struct ColumnParallelLinear {
 }
 
 impl ColumnParallelLinear {
-    /// Creates the layer from this rank's weight, `[outputs / ranks, inputs]`, and bias, `[outputs / ranks]`. Weight
-    /// and bias may be variables.
+    /// Creates the layer from this rank's weight, of shape `[outputs / ranks, inputs]`, and bias, of shape `[outputs /
+    /// ranks]`. Weight and bias may be variables.
     ///
     /// # Errors
     ///
-    /// The weight is not a matrix, or the bias has the wrong length.
+    /// Fails if the weight is not a matrix, or if the bias has the wrong length.
     pub fn new(comm: &Communicator, weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
         let (outputs, _) = weight.dims2()?;
         bias.iter().try_for_each(|bias| expect("the bias", bias, &[outputs]))?;
@@ -42,18 +42,18 @@ impl ColumnParallelLinear {
     ///
     /// # Errors
     ///
-    /// The outputs cannot be split equally.
+    /// Fails if the outputs cannot be split equally.
     pub fn split(comm: &Communicator, whole: &Linear) -> Result<Self> {
         let bias = whole.bias().map(|bias| part_of(comm, "outputs", bias, 0)).transpose()?;
         Self::new(comm, part_of(comm, "outputs", whole.weight(), 0)?, bias)
     }
 
-    /// Reads this rank's part of `weight`, and of `bias` if `bias` is true, from files that contain the whole tensors.
-    /// Reads only this part.
+    /// Reads only this rank's part of the tensor `weight` from files that contain the whole tensor. If the argument
+    /// `bias` is true, also reads this rank's part of the tensor `bias`.
     ///
     /// # Errors
     ///
-    /// The outputs cannot be split equally; the errors of candle.
+    /// Fails if the outputs cannot be split equally, or if candle fails.
     pub fn load(comm: &Communicator, inputs: usize, outputs: usize, bias: bool, files: &ShardedVarBuilder<'_>) -> Result<Self> {
         Self::load_part(comm, inputs, share("outputs", comm, outputs)?, bias, shard(comm, 0), files)
     }
@@ -62,8 +62,8 @@ impl ColumnParallelLinear {
     /// queries, keys and values. `layers` gives each layer's name in the files and its number of outputs.
     ///
     /// In the matrix, a rank's share of the first layer comes first, then its share of the second, and so on.
-    /// [`forward_parts`](Self::forward_parts) returns their outputs separately. During loading, the parts and the
-    /// matrix are in memory at the same time.
+    /// [`forward_parts`](Self::forward_parts) returns the outputs of each layer separately. During loading, the parts
+    /// and the matrix are in memory at the same time.
     ///
     /// ```
     /// # use candle_core::{DType, Device, Tensor};
@@ -92,7 +92,7 @@ impl ColumnParallelLinear {
     ///
     /// # Errors
     ///
-    /// The outputs of a layer cannot be split equally; `layers` is empty; the errors of candle.
+    /// Fails if `layers` is empty, if the outputs of a layer cannot be split equally, or if candle fails.
     pub fn load_multi(
         comm: &Communicator,
         inputs: usize,
@@ -105,15 +105,16 @@ impl ColumnParallelLinear {
     }
 
     /// Reads this rank's heads of the queries, keys and values of an attention layer into one matrix. `names` gives the
-    /// names of queries, keys and values in the files. [`forward_parts`](Self::forward_parts) returns their outputs
-    /// separately.
+    /// names of queries, keys and values in the files. [`forward_parts`](Self::forward_parts) returns queries, keys and
+    /// values separately.
     ///
-    /// Keys and values may have fewer heads than queries, and fewer than there are ranks. Several ranks then have the
-    /// same head, which all their queries use. [`AttentionHeads::of_rank`] returns how many heads a rank has.
+    /// Keys and values may have fewer heads than queries. If there are more ranks than heads of keys and values,
+    /// several ranks have the same head. The queries of all these ranks use it. [`AttentionHeads::of_rank`] returns how
+    /// many heads a rank has.
     ///
     /// # Errors
     ///
-    /// The errors of [`AttentionHeads::of_rank`] and of candle.
+    /// Fails if [`AttentionHeads::of_rank`] or candle fails.
     pub fn load_qkv(
         comm: &Communicator,
         inputs: usize,
@@ -151,8 +152,8 @@ impl ColumnParallelLinear {
         Ok(Self { parts, ..Self::new(&first.comm, Tensor::cat(&weights, 0)?, bias)? })
     }
 
-    /// Makes the layer return all outputs on every rank. This takes one gather in the forward pass for each layer in
-    /// the matrix.
+    /// Makes the layer return all outputs on every rank. The forward pass then makes one [`all_gather`] for each layer
+    /// in the matrix.
     #[must_use]
     pub fn gathering(mut self) -> Self {
         self.gathers = true;
@@ -168,8 +169,9 @@ impl ColumnParallelLinear {
         self
     }
 
-    /// Returns the outputs of the layers in the matrix, in order: `[.., outputs / ranks]` of each, or `[.., outputs]`
-    /// if the layer is [gathering](Self::gathering). For a single layer this is the [forward](Module::forward) pass.
+    /// Returns the outputs of the layers in the matrix, in order. Each output has the shape `[.., outputs / ranks]`, or
+    /// `[.., outputs]` after a call of [`gathering`](Self::gathering). If the matrix has a single layer, its output is
+    /// the same as the output of [`forward`](Module::forward).
     ///
     /// # Errors
     ///

@@ -8,7 +8,7 @@ use collectives_train::{Averaged, DataParallel as Buckets, Flat, Float, Options,
 use crate::memory::extent;
 use crate::{broadcast_in_place, failed};
 
-/// Averages the gradients of a model's variables over the ranks, in buckets. It is based on
+/// Averages the gradients of a model's variables over the ranks, in buckets. This type is based on
 /// [`collectives_train::DataParallel`].
 ///
 /// ```
@@ -40,18 +40,19 @@ impl DataParallel {
     /// Copies the values of rank 0's variables to all ranks, and creates the buckets, which take as much memory as the
     /// gradients. Collective.
     ///
-    /// Variables must be contiguous, of `f32`, `f64`, `f16` or `bf16`, and either all in host memory or all on the
-    /// communicator's device.
+    /// Variables must be contiguous and have the type `f32`, `f64`, `f16` or `bf16`. Either all of them must be in host
+    /// memory, or all on the communicator's device.
     ///
     /// # Errors
     ///
-    /// The variables do not meet these requirements, or differ between ranks; the errors of
-    /// [`Communicator::broadcast`].
+    /// Fails if the variables do not meet these requirements or differ between ranks, or if [`Communicator::broadcast`]
+    /// fails.
     pub fn new(comm: &Communicator, variables: Vec<Var>) -> Result<Self> {
         Self::with_options(comm, variables, Options::default())
     }
 
-    /// Does the same as [`new`](Self::new), with the given bucket sizes and way of combining gradients.
+    /// Copies the variables and creates the buckets like [`new`](Self::new), but with the given options: the bucket
+    /// sizes, and how gradients are combined.
     ///
     /// # Errors
     ///
@@ -70,20 +71,20 @@ impl DataParallel {
         Ok(Self { buckets, variables })
     }
 
-    /// Adds the gradient of a variable. `variable` is the variable's index in the list. The gradient is copied, and
-    /// reduced in the background as soon as its bucket is full. If a model is differentiated layer by layer, averaging
-    /// runs while the gradients of earlier layers are computed.
+    /// Adds the gradient of a variable. `variable` is the variable's index in the list that was passed to
+    /// [`new`](Self::new). The gradient is copied, and reduced in the background as soon as its bucket is full. If a
+    /// model is differentiated layer by layer, averaging runs while the gradients of earlier layers are computed.
     ///
     /// # Errors
     ///
-    /// There is no such variable, or the gradient does not match it; the errors of
-    /// [`collectives_train::DataParallel::ready`] and of candle.
+    /// Fails if there is no such variable, or if the gradient does not match the variable. Also fails if
+    /// [`collectives_train::DataParallel::ready`] or candle fails.
     pub fn ready(&mut self, variable: usize, gradient: &Tensor) -> Result<()> {
         ready(&mut self.buckets, variable, &gradient.contiguous()?)
     }
 
-    /// Ends a step and returns the mean gradient of each variable, in the order of the list. [`Options::missing`]
-    /// determines how a variable without a gradient counts. Collective.
+    /// Ends a step and returns the mean gradient of each variable, in the order of the list that was passed to
+    /// [`new`](Self::new). [`Options::missing`] determines how a variable without a gradient counts. Collective.
     ///
     /// # Errors
     ///
@@ -93,7 +94,7 @@ impl DataParallel {
         self.variables.iter().enumerate().map(|(number, variable)| mean(&mut means, number, variable)).collect()
     }
 
-    /// Replaces each variable's gradient with the mean over all ranks. Calls [`ready`](Self::ready) for each variable,
+    /// Replaces each variable's gradient with its mean over all ranks. Calls [`ready`](Self::ready) for each variable,
     /// the last one first, and then [`finish`](Self::finish). Collective.
     ///
     /// # Errors

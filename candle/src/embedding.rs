@@ -8,11 +8,12 @@ use crate::function::reduce_scatter;
 use crate::regions::reduce_from_ranks;
 use crate::share::{expect, part_of, shard, share};
 
-/// An embedding that has this rank's share of the rows: ids of shape `[..]` become `[.., width]` on every rank.
+/// An embedding that has this rank's share of the rows. On every rank, ids of shape `[..]` become an output of shape
+/// `[.., width]`.
 ///
 /// A vocabulary that cannot be split equally must be padded first. Add rows of zeros to the embedding and to the layer
-/// that computes the logits. Give that layer a bias of `-inf` for each row of padding. Padding tokens then have zero
-/// probability and do not affect the loss.
+/// that computes the logits. Give the layer that computes the logits a bias of `-inf` for each row of padding. Padding
+/// tokens then have zero probability and do not affect the loss.
 #[derive(Debug, Clone)]
 pub struct VocabParallelEmbedding {
     comm: Communicator,
@@ -22,12 +23,12 @@ pub struct VocabParallelEmbedding {
 }
 
 impl VocabParallelEmbedding {
-    /// Creates the embedding from this rank's rows, `[vocabulary / ranks, width]`. Every rank has equally many rows.
-    /// The weight may be a variable.
+    /// Creates the embedding from this rank's rows, `[vocabulary / ranks, width]`. Every rank has the same number of
+    /// rows. The weight may be a variable.
     ///
     /// # Errors
     ///
-    /// The weight is not a matrix.
+    /// Fails if the weight is not a matrix.
     pub fn new(comm: &Communicator, weight: Tensor) -> Result<Self> {
         weight.dims2()?;
         Ok(Self { comm: comm.clone(), weight, sequence: None })
@@ -37,7 +38,7 @@ impl VocabParallelEmbedding {
     ///
     /// # Errors
     ///
-    /// The rows cannot be split equally: the error says how many rows of padding to add.
+    /// Fails if the rows cannot be split equally. The error says how many rows of padding to add.
     pub fn split(comm: &Communicator, whole: &Tensor) -> Result<Self> {
         Self::new(comm, part_of(comm, "rows", whole, 0)?)
     }

@@ -8,17 +8,17 @@ use crate::memory::{Compute, compute, extent};
 /// An operation on a tensor, along its first dimension.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Step {
-    /// Nothing.
+    /// Does nothing.
     Identity,
     AllReduce(ReduceOp),
-    /// From rank `.0` to all.
+    /// Broadcasts from rank `.0` to all ranks.
     Broadcast(usize),
-    /// The sum of all ranks' tensors, on rank `.0`; zeros elsewhere.
+    /// Returns the sum of all ranks' tensors on rank `.0`, and zeros on the other ranks.
     SumTo(usize),
     AllGather,
     ReduceScatter(ReduceOp),
     AllToAll,
-    /// This rank's part.
+    /// Returns this rank's part.
     Part,
 }
 
@@ -53,7 +53,7 @@ impl Function {
         }
         let Some(first) = dimensions.first_mut() else { candle_core::bail!("{}: a scalar has no dimension to split or join", self.name()) };
         if is_split && !first.is_multiple_of(ranks) {
-            candle_core::bail!("{}: a dimension of {first} cannot be split between {ranks} ranks", self.name());
+            candle_core::bail!("{}: a dimension of length {first} cannot be split between {ranks} ranks", self.name());
         }
         match self.forward {
             Step::AllGather => *first *= ranks,
@@ -130,8 +130,8 @@ impl CustomOp1 for Function {
 }
 
 /// Reduces a tensor over all ranks, and returns the result as a new tensor. With `Sum` and `Avg` the call is
-/// differentiable: the backward pass makes the same call on the gradient, and thus computes the gradient of the sum of
-/// all ranks' losses.
+/// differentiable. The backward pass makes the same call on the gradient. The result is the gradient of the sum of all
+/// ranks' losses.
 ///
 /// # Errors
 ///
@@ -154,29 +154,29 @@ pub fn broadcast(comm: &Communicator, tensor: &Tensor, root: usize) -> Result<Te
 /// Concatenates all ranks' tensors along a dimension, in rank order: `[.., d, ..]` becomes `[.., d × ranks, ..]`. The
 /// backward pass computes the gradient with a [`reduce_scatter`].
 ///
-/// Along a dimension other than the first, tensors are copied before and after the call.
+/// If the dimension is not the first, tensors are copied before and after the call.
 ///
 /// # Errors
 ///
-/// The dimension does not exist; the errors of [`Communicator::all_gather`] and of candle.
+/// Fails if the dimension does not exist, or if [`Communicator::all_gather`] or candle fails.
 pub fn all_gather(comm: &Communicator, tensor: &Tensor, dimension: usize) -> Result<Tensor> {
     Function { comm: comm.clone(), forward: Step::AllGather, backward: Some(Step::ReduceScatter(ReduceOp::Sum)) }.apply(tensor, dimension)
 }
 
 /// Reduces all ranks' tensors and returns this rank's part along a dimension: `[.., d, ..]` becomes `[.., d / ranks,
-/// ..]`. With `Sum` and `Avg` the call is differentiable: the backward pass makes an [`all_gather`] of the gradient;
-/// for `Avg`, the gradient is also divided by the number of ranks.
+/// ..]`. With `Sum` and `Avg` the call is differentiable. The backward pass makes an [`all_gather`] of the gradient.
+/// For `Avg`, the backward pass also divides the gradient by the number of ranks.
 ///
 /// # Errors
 ///
-/// The dimension does not exist or cannot be split equally; the errors of [`Communicator::reduce_scatter`] and of
-/// candle.
+/// Fails if the dimension does not exist or cannot be split equally, or if [`Communicator::reduce_scatter`] or candle
+/// fails.
 pub fn reduce_scatter(comm: &Communicator, tensor: &Tensor, dimension: usize, op: ReduceOp) -> Result<Tensor> {
     let backward = matches!(op, ReduceOp::Sum | ReduceOp::Avg).then_some(Step::AllGather);
     Function { comm: comm.clone(), forward: Step::ReduceScatter(op), backward }.apply(tensor, dimension)
 }
 
-/// Sends the n-th part along a dimension to rank n, and returns the parts that all ranks sent to this one, in rank
+/// Sends the n-th part along a dimension to rank n, and returns the parts that all ranks sent to this rank, in rank
 /// order. The backward pass computes the gradient with another all-to-all.
 ///
 /// # Errors

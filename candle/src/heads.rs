@@ -8,9 +8,9 @@ use collectives::Communicator;
 /// head of the keys and values is then shared by the same number of consecutive query heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttentionHeads {
-    /// Heads of the queries.
+    /// The number of heads of the queries.
     pub query: usize,
-    /// Heads of the keys, and of the values.
+    /// The number of heads of the keys, and also of the values.
     pub key_value: usize,
     /// The width of a head.
     pub width: usize,
@@ -33,9 +33,10 @@ impl AttentionHeads {
     ///
     /// # Errors
     ///
+    /// Fails in these cases:
+    ///
     /// - The query heads cannot be split equally between the ranks, or between the heads of keys and values.
-    /// - The heads of keys and values cannot be split equally between the ranks, and the ranks cannot be split equally
-    ///   between these heads.
+    /// - The number of heads of keys and values is neither a multiple nor a divisor of the number of ranks.
     pub fn of_rank(self, comm: &Communicator) -> Result<Self> {
         let (Self { query, key_value, .. }, ranks) = (self, comm.world_size());
         if query == 0 || key_value == 0 || !query.is_multiple_of(key_value) {
@@ -46,7 +47,7 @@ impl AttentionHeads {
         }
         if !key_value.is_multiple_of(ranks) && !ranks.is_multiple_of(key_value) {
             candle_core::bail!(
-                "{key_value} heads of keys and values cannot be split between {ranks} ranks, nor {ranks} ranks between {key_value} heads"
+                "{key_value} heads of keys and values do not fit {ranks} ranks: one of the two numbers must be a multiple of the other"
             );
         }
         Ok(Self { query: query / ranks, key_value: (key_value / ranks).max(1), ..self })

@@ -54,21 +54,21 @@ impl InplaceOp1 for InPlace<'_> {
 }
 
 /// Reduces a contiguous tensor over all ranks, in its own memory. Tensors that share this memory change too. No
-/// gradient flows through this.
+/// gradient flows through this call.
 ///
 /// # Errors
 ///
-/// The tensor is not contiguous; the errors of [`Communicator::all_reduce`] and of candle.
+/// Fails if the tensor is not contiguous, or if [`Communicator::all_reduce`] or candle fails.
 pub fn all_reduce_in_place(comm: &Communicator, tensor: &Tensor, op: ReduceOp) -> Result<()> {
     tensor.inplace_op1(&InPlace { comm, call: Call::AllReduce(op) })
 }
 
-/// Overwrites a contiguous tensor with the root's values: for example the weights, at the start of training. No
-/// gradient flows through this.
+/// Overwrites a contiguous tensor with the root's values, for example to start training with the same weights on every
+/// rank. No gradient flows through this call.
 ///
 /// # Errors
 ///
-/// The tensor is not contiguous; the errors of [`Communicator::broadcast`] and of candle.
+/// Fails if the tensor is not contiguous, or if [`Communicator::broadcast`] or candle fails.
 pub fn broadcast_in_place(comm: &Communicator, tensor: &Tensor, root: usize) -> Result<()> {
     tensor.inplace_op1(&InPlace { comm, call: Call::Broadcast(root) })
 }
@@ -79,14 +79,14 @@ fn on_parts(comm: &Communicator, tensor: &Tensor, call: Call) -> Result<()> {
     match tensor.dims().first() {
         None => candle_core::bail!("{}: a scalar has no dimension to split between the ranks", call.name()),
         Some(first) if !first.is_multiple_of(ranks) => {
-            candle_core::bail!("{}: a dimension of {first} cannot be split between {ranks} ranks", call.name())
+            candle_core::bail!("{}: a dimension of length {first} cannot be split between {ranks} ranks", call.name())
         }
         Some(_) => tensor.inplace_op1(&call),
     }
 }
 
-/// Fills a contiguous tensor, `[ranks × d, ..]`, with all ranks' parts, in its own memory. This rank's part, which
-/// starts at row `rank × d`, must already be there. No gradient flows through this.
+/// Gathers all ranks' parts of a contiguous tensor of shape `[ranks × d, ..]`, in the tensor's own memory. This rank's
+/// part, which starts at row `rank × d`, must already be there. No gradient flows through this call.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -108,28 +108,39 @@ fn on_parts(comm: &Communicator, tensor: &Tensor, call: Call) -> Result<()> {
 ///
 /// # Errors
 ///
-/// The tensor is not contiguous, or its first dimension cannot be split equally between the ranks; the errors of
-/// [`Communicator::all_gather`] and of candle.
+/// Fails in these cases:
+///
+/// - The tensor is not contiguous.
+/// - The first dimension cannot be split equally between the ranks.
+/// - [`Communicator::all_gather`] or candle fails.
 pub fn all_gather_in_place(comm: &Communicator, tensor: &Tensor) -> Result<()> {
     on_parts(comm, tensor, Call::AllGather)
 }
 
-/// Reduces a contiguous tensor, `[ranks × d, ..]`, over all ranks, in its own memory. Each rank gets its part, which
-/// starts at row `rank × d`; the other rows keep their values. No gradient flows through this.
+/// Reduces a contiguous tensor of shape `[ranks × d, ..]` over all ranks, in its own memory. Each rank gets its part,
+/// which starts at row `rank × d`; the other rows keep their values. No gradient flows through this call.
 ///
 /// # Errors
 ///
-/// The errors of [`all_gather_in_place`] and of [`Communicator::reduce_scatter`].
+/// Fails in these cases:
+///
+/// - The tensor is not contiguous.
+/// - The first dimension cannot be split equally between the ranks.
+/// - [`Communicator::reduce_scatter`] or candle fails.
 pub fn reduce_scatter_in_place(comm: &Communicator, tensor: &Tensor, op: ReduceOp) -> Result<()> {
     on_parts(comm, tensor, Call::ReduceScatter(op))
 }
 
-/// Exchanges parts of a contiguous tensor, `[ranks × d, ..]`, in its own memory. The n-th part goes to rank n, and is
-/// replaced with the part that rank n sent to this one. No gradient flows through this.
+/// Exchanges parts of a contiguous tensor of shape `[ranks × d, ..]`, in its own memory. The n-th part goes to rank n,
+/// and is replaced with the part that rank n sent to this rank. No gradient flows through this call.
 ///
 /// # Errors
 ///
-/// The errors of [`all_gather_in_place`] and of [`Communicator::all_to_all`].
+/// Fails in these cases:
+///
+/// - The tensor is not contiguous.
+/// - The first dimension cannot be split equally between the ranks.
+/// - [`Communicator::all_to_all`] or candle fails.
 pub fn all_to_all_in_place(comm: &Communicator, tensor: &Tensor) -> Result<()> {
     on_parts(comm, tensor, Call::AllToAll)
 }

@@ -1,12 +1,12 @@
 //! Collectives on candle's tensors, in host or GPU memory, and layers that are split over ranks.
 //!
 //! - [`all_reduce`], [`all_gather`], [`reduce_scatter`], [`broadcast`] and [`all_to_all`] return a new tensor and are
-//!   differentiable: the gradient of an all-gather is computed by a reduce-scatter, and so on. Each has a variant that
-//!   writes to the tensor itself, such as [`all_reduce_in_place`].
+//!   differentiable. For example, a reduce-scatter computes the gradient of an all-gather. Each of these calls has a
+//!   variant that writes to the tensor itself, such as [`all_reduce_in_place`].
 //! - [`copy_to_ranks`], [`reduce_from_ranks`], [`gather_from_ranks`] and [`scatter_to_ranks`] begin and end a part of a
-//!   model that is split over ranks, as in Megatron. Outside this part every rank computes the same.
+//!   model that is split over ranks, as in Megatron. Outside this part, every rank computes the same values.
 //! - [`ColumnParallelLinear`], [`RowParallelLinear`], [`VocabParallelEmbedding`] and [`vocab_parallel_cross_entropy`]
-//!   are the layers and the loss built from these operations. Each rank reads only its share of the weights from
+//!   are layers and a loss that are built from these operations. Each rank reads only its share of the weights from
 //!   safetensors files. Layers with the same input, such as queries, keys and values, can share one matrix.
 //!   [`AttentionHeads`] computes how many heads a rank has.
 //! - [`DataParallel`] averages the gradients of a backward pass.
@@ -30,8 +30,8 @@
 //! ```
 //!
 //! All ranks must make the same calls, with the same types and shapes, in the same order. This includes backward
-//! passes, which make calls too. If calls differ, all ranks get an error that names both calls, wrapped in an error of
-//! candle.
+//! passes, which make calls too. If calls differ, all ranks get an error that names both calls. This error is wrapped
+//! in an error of candle.
 //!
 //! All types that candle computes with are supported: `u8`, `u32`, `i16`, `i32`, `i64`, `bf16`, `f16`, `f32`, `f64` and
 //! `F8E4M3`. A tensor that is not contiguous is copied first.

@@ -7,15 +7,17 @@ use crate::embedding::own_ids;
 use crate::function::all_reduce;
 use crate::regions::reduce_from_ranks;
 
-/// Returns the mean cross-entropy of logits whose last dimension is split over the ranks, `[rows, vocabulary / ranks]`.
-/// The targets, `[rows]`, are the same on every rank, and so is the loss. No rank ever holds a whole row of logits.
+/// Returns the mean cross-entropy of logits that are split over the ranks along the last dimension. Each rank passes
+/// logits of shape `[rows, vocabulary / ranks]`. The targets have the shape `[rows]`. Both the targets and the loss are
+/// the same on every rank. No rank ever holds a whole row of logits.
 ///
-/// Logits may be `-inf`, as for padding. Sums over a vocabulary would stop growing in `f16` and `bf16`. So for these
-/// types an `f32` copy is made and the loss is `f32`; the gradient has the type of the logits.
+/// Logits may be `-inf`, for example for padding. If logits are `f16` or `bf16`, the function makes an `f32` copy,
+/// because sums over a vocabulary would stop growing in these types. The loss is then `f32`, and the gradient has the
+/// type of the logits.
 ///
 /// # Cost
 ///
-/// Three all-reduces of `rows` numbers in the forward pass, none in the backward pass.
+/// The forward pass makes three all-reduces of `rows` numbers. The backward pass makes none.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -36,7 +38,7 @@ use crate::regions::reduce_from_ranks;
 ///
 /// # Errors
 ///
-/// A target is outside the vocabulary; the errors of [`Communicator::all_reduce`] and of candle.
+/// Fails if a target is outside the vocabulary, or if [`Communicator::all_reduce`] or candle fails.
 pub fn vocab_parallel_cross_entropy(comm: &Communicator, logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     let (rows, own) = logits.dims2()?;
     if targets.dims() != [rows] {

@@ -13,10 +13,11 @@ pub(crate) fn extent(layout: &Layout) -> Result<(usize, usize)> {
 
 /// An operation that computes new elements from existing ones, of any type and in any memory.
 pub(crate) trait Compute {
-    /// Returns the index from which `len` elements are copied, if a local copy is all that the operation does.
+    /// Returns the index of the first of the `len` elements to copy if the operation is a local copy, and `None`
+    /// otherwise.
     fn copied_from(&self, len: usize) -> Option<usize>;
 
-    /// Fills a destination, which is initially zero.
+    /// Fills a destination that contains zeros at first.
     fn run<S, D>(&self, source: &S, destination: &mut D) -> collectives::Result<()>
     where
         S: Buffer<Element: Element> + ?Sized,

@@ -11,12 +11,13 @@ fn region(comm: &Communicator, tensor: &Tensor, dimension: usize, forward: Step,
     Function { comm: comm.clone(), forward, backward: Some(backward) }.apply(tensor, dimension)
 }
 
-/// Begins a split part of a model, whose input is the whole tensor on every rank. The forward pass makes no collective
-/// call, and copies the tensor only if there will be a gradient. The backward pass sums the gradients over the ranks.
+/// Begins a split part of a model. The input of this part is the whole tensor on every rank. The forward pass makes no
+/// collective call, and copies the tensor only if candle tracks the tensor for a backward pass. The backward pass sums
+/// the gradients over the ranks.
 ///
 /// # Errors
 ///
-/// The errors of candle; in the backward pass, the errors of [`Communicator::all_reduce`].
+/// Fails if candle fails. The backward pass also fails if [`Communicator::all_reduce`] fails.
 pub fn copy_to_ranks(comm: &Communicator, tensor: &Tensor) -> Result<Tensor> {
     if !tensor.track_op() {
         return Ok(tensor.clone());
@@ -49,8 +50,8 @@ pub fn gather_from_ranks(comm: &Communicator, tensor: &Tensor, dimension: usize)
 ///
 /// # Errors
 ///
-/// The dimension does not exist or cannot be split equally; the errors of candle; in the backward pass, the errors of
-/// [`Communicator::all_gather`].
+/// Fails if the dimension does not exist or cannot be split equally, or if candle fails. The backward pass also fails
+/// if [`Communicator::all_gather`] fails.
 pub fn scatter_to_ranks(comm: &Communicator, tensor: &Tensor, dimension: usize) -> Result<Tensor> {
     region(comm, tensor, dimension, Step::Part, Step::AllGather)
 }

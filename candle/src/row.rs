@@ -9,8 +9,8 @@ use crate::function::reduce_scatter;
 use crate::regions::{copy_to_ranks, reduce_from_ranks};
 use crate::share::{expect, part_of, shard, share};
 
-/// A linear layer that takes this rank's share of the inputs: `[.., inputs / ranks]` becomes `[.., outputs]` on every
-/// rank.
+/// A linear layer that takes this rank's share of the inputs. On every rank, an input of shape `[.., inputs / ranks]`
+/// becomes an output of shape `[.., outputs]`.
 #[derive(Debug, Clone)]
 pub struct RowParallelLinear {
     comm: Communicator,
@@ -20,12 +20,12 @@ pub struct RowParallelLinear {
 }
 
 impl RowParallelLinear {
-    /// Creates the layer from this rank's weight, `[outputs, inputs / ranks]`, and the whole bias, `[outputs]`, the
-    /// same on every rank. Weight and bias may be variables.
+    /// Creates the layer from this rank's weight, of shape `[outputs, inputs / ranks]`, and the whole bias, of shape
+    /// `[outputs]`. The bias must be the same on every rank. Weight and bias may be variables.
     ///
     /// # Errors
     ///
-    /// The weight is not a matrix, or the bias has the wrong length.
+    /// Fails if the weight is not a matrix, or if the bias has the wrong length.
     pub fn new(comm: &Communicator, weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
         let (outputs, _) = weight.dims2()?;
         bias.iter().try_for_each(|bias| expect("the bias", bias, &[outputs]))?;
@@ -36,17 +36,17 @@ impl RowParallelLinear {
     ///
     /// # Errors
     ///
-    /// The inputs cannot be split equally.
+    /// Fails if the inputs cannot be split equally.
     pub fn split(comm: &Communicator, whole: &Linear) -> Result<Self> {
         Self::new(comm, part_of(comm, "inputs", whole.weight(), 1)?, whole.bias().cloned())
     }
 
-    /// Reads this rank's part of `weight`, and all of `bias` if `bias` is true, from files that contain the whole
-    /// tensors.
+    /// Reads this rank's part of the tensor `weight` from files that contain the whole tensor. If the argument `bias`
+    /// is true, also reads the whole tensor `bias`.
     ///
     /// # Errors
     ///
-    /// The inputs cannot be split equally; the errors of candle.
+    /// Fails if the inputs cannot be split equally, or if candle fails.
     pub fn load(comm: &Communicator, inputs: usize, outputs: usize, bias: bool, files: &ShardedVarBuilder<'_>) -> Result<Self> {
         let own = share("inputs", comm, inputs)?;
         let weight = files.get_with_hints((outputs, own), "weight", shard(comm, 1))?;
@@ -59,8 +59,8 @@ impl RowParallelLinear {
     /// [`all_gather`](crate::all_gather) in the backward pass replace the all-reduce.
     ///
     /// The layers up to the next [column-parallel](crate::ColumnParallelLinear::sequence_parallel) layer then work on
-    /// parts. If these layers have weights that are the same on all ranks, such as those of a norm, pass the weights
-    /// through [`copy_to_ranks`].
+    /// parts. If these layers have weights that are the same on all ranks, such as the weights of a normalisation
+    /// layer, pass the weights through [`copy_to_ranks`].
     #[must_use]
     pub fn sequence_parallel(mut self, dimension: usize) -> Self {
         self.sequence = Some(dimension);

@@ -227,7 +227,7 @@ fn a_padded_vocabulary_gives_what_the_vocabulary_alone_gives() {
         for (missing, own, own_loss, own_slope) in outputs {
             let next = vocabulary.next_multiple_of(count);
             let padding =
-                format!("{vocabulary} rows cannot be split between {count} ranks; add {} as padding, to make {next}", next - vocabulary);
+                format!("{vocabulary} rows cannot be split between {count} ranks; add {} as padding, to reach {next}", next - vocabulary);
             assert!(missing.contains(&padding), "{missing}");
             assert_close(&own, &elements(&found).unwrap(), &format!("embedding, {count} ranks"));
             assert_close(&own_loss, &elements(&loss).unwrap(), &format!("loss, {count} ranks"));

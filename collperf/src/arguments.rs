@@ -260,8 +260,8 @@ impl Elsewhere {
     /// Returns why the first of these flags is refused.
     pub(crate) fn refusal(&self) -> Option<String> {
         let flags = [
-            ("-D", &self.device_implementation, "0", "collperf has no kernels of NCCL's device interface; use -D 0"),
-            ("-V", &self.cta_count, "", "collperf has no kernels of NCCL's device interface; leave out the flag"),
+            ("-D", &self.device_implementation, "0", "collperf has no kernels that use NCCL's device interface; use -D 0"),
+            ("-V", &self.cta_count, "", "collperf has no kernels that use NCCL's device interface; leave out the flag"),
         ];
         flags.into_iter().find_map(|(flag, value, off, reason)| {
             let value = value.as_deref().filter(|value| *value != off)?;
@@ -282,7 +282,7 @@ pub(crate) enum RankKind {
 /// The kind of memory for buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Backend {
-    /// On the device if there is one
+    /// In device memory if there is a device, else in host memory
     Auto,
     /// In host memory
     Host,

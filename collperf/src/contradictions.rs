@@ -47,13 +47,17 @@ pub(crate) fn refuse(arguments: &Arguments, environment: &Environment, asks_for_
         return Err(Failure::usage(format!("-t times -g: {ranks} ranks in one process; at most {MOST_RANKS} are possible")));
     }
     if let (Some(subset), Some(_)) = (environment.subset, arguments.cell_ms) {
-        return Err(Failure::usage(format!("NCCL_TESTS_SPLIT={subset} --cell-ms: cells are measured in one group of all ranks; unset it")));
+        return Err(Failure::usage(format!(
+            "NCCL_TESTS_SPLIT={subset} --cell-ms: --cell-ms measures all ranks together; unset the variable"
+        )));
     }
     if let Some(other) = other_than_markdown(arguments).filter(|_| arguments.markdown) {
-        return Err(Failure::usage(format!("--markdown {other}: Markdown tables cannot show that; use --csv FILE or -J FILE")));
+        return Err(Failure::usage(format!(
+            "--markdown {other}: Markdown tables cannot show the output of {other}; use --csv FILE or -J FILE"
+        )));
     }
     if arguments.trace.is_some() && arguments.cycles == 0 {
-        return Err(Failure::usage("--trace -N 0: the trace is written after the last cycle, and -N 0 has none; give a number"));
+        return Err(Failure::usage("--trace -N 0: the trace is written after the last cycle, and -N 0 never ends; give another number"));
     }
     refuse_one_file_for_two(arguments)?;
     if arguments.skip > 0 && arguments.per_iteration == 0 && arguments.json.is_none() && arguments.csv.is_none() {
@@ -61,7 +65,7 @@ pub(crate) fn refuse(arguments: &Arguments, environment: &Environment, asks_for_
     }
     if arguments.skip >= arguments.iterations {
         return Err(Failure::usage(format!(
-            "-K {}: of {} calls (-n), none would be left; use a smaller number",
+            "-K {}: this number would skip all {} calls (-n); use a smaller number",
             arguments.skip, arguments.iterations
         )));
     }
@@ -105,7 +109,7 @@ pub(crate) fn refuse_of(arguments: &Arguments, environment: &Environment, collec
     }
     match &environment.other_shares {
         Some(variable) if collectives.contains(&Collective::AllToAllV) => {
-            Err(Failure::usage(format!("{variable}: collperf chooses the block sizes of all_to_all_v; unset it")))
+            Err(Failure::usage(format!("{variable}: collperf chooses the block sizes of all_to_all_v; unset the variable")))
         }
         _ => Ok(()),
     }

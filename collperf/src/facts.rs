@@ -42,9 +42,9 @@ pub(crate) struct Note {
 /// The backend that is measured.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum On {
-    /// Host memory, and why there are no devices, if they would have been used.
+    /// Host memory. With `--backend auto`, `why` is the reason why there is no device.
     Host { why: Option<String> },
-    /// Device memory, with an NCCL of this version, such as 22809.
+    /// Device memory. `nccl` is NCCL's version number, such as 22809.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "there are no devices in such a build"))]
     Device { nccl: u32 },
 }

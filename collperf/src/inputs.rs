@@ -20,9 +20,9 @@ pub(crate) trait Sample: collectives::Element {
     fn input(recipe: &Recipe, rank: usize, index: usize) -> Self;
     /// Returns the reduction over all ranks at this index.
     fn folded(recipe: &Recipe, index: usize) -> Self;
-    /// Returns a value that differs from this one and from every correct result.
+    /// Returns a value that differs from `self` and from every correct result.
     fn poisoned(self) -> Self;
-    /// Returns the bits, for comparisons.
+    /// Returns the bits of this value, for comparisons.
     fn bits(self) -> u64;
 }
 
@@ -50,7 +50,7 @@ fn mixed(mut bits: u64) -> u64 {
     bits ^ bits >> 32
 }
 
-/// Returns a rank's own bits at an index for which all ranks share `common`.
+/// Returns the bits of one rank at an index. `common` has the bits that all ranks share at this index.
 fn own(common: u64, rank: usize) -> u64 {
     mixed(common.wrapping_add((rank as u64 + 1).wrapping_mul(0xc2b2_ae3d_27d4_eb4f)))
 }
@@ -73,7 +73,7 @@ impl Recipe {
         self.float_of(mantissa_bits, rank, self.common(index))
     }
 
-    /// Returns what [`Recipe::float_input`] returns, at the index for which all ranks share these bits.
+    /// Returns the same input as [`Recipe::float_input`], from the bits that all ranks share at the index (`common`).
     #[inline(always)]
     fn float_of(&self, mantissa_bits: u32, rank: usize, common: u64) -> f64 {
         let own = own(common, rank);
@@ -116,7 +116,7 @@ impl Recipe {
         }
     }
 
-    /// Returns this rank's input, for an integer (or a `bool`, one bit wide), in the lower bits.
+    /// Returns this rank's input, in the lower bits, for an integer of `width` bits. A `bool` has one bit.
     fn integer_input(&self, width: u32, rank: usize, index: usize) -> u64 {
         let common = self.common(index);
         let own = own(common, rank);
@@ -156,15 +156,15 @@ impl Recipe {
     }
 }
 
-/// Returns the value of an integer of this width in the lower bits.
+/// Returns the value of the integer in the lower `width` bits.
 fn widen(bits: u64, width: u32, is_signed: bool) -> i128 {
     let shift = 128 - width;
     let raised = u128::from(bits) << shift;
     if is_signed { raised as i128 >> shift } else { (raised >> shift) as i128 }
 }
 
-/// Returns the power of two of which all addends of an index are multiples. It is small enough that no sum overflows
-/// the narrowest type.
+/// Returns a power of two. All addends at an index are multiples of this power, which is small enough that no sum
+/// overflows the narrowest type.
 fn unit(common: u64) -> f64 {
     power_of_two((common & 3) as i32 - 1)
 }

@@ -301,7 +301,7 @@ fn sizes(arguments: &Arguments) -> Result<(Vec<usize>, Option<Step>), Failure> {
 fn root(root: &str) -> Result<Option<usize>, Failure> {
     match root {
         "-1" | "all" => Ok(None),
-        _ => root.parse().map(Some).map_err(|_| Failure::usage(format!("-r {root}: expected a rank, or -1 or all for each rank in turn"))),
+        _ => root.parse().map(Some).map_err(|_| Failure::usage(format!("-r {root}: expected a rank; -1 and all mean each rank in turn"))),
     }
 }
 

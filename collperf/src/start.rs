@@ -151,7 +151,7 @@ fn check_alike(comm: &Communicator, settings: &Settings) -> Result<(), Failure> 
     comm.all_gather_into(&[mine], &mut all[..])?;
     match all.iter().position(|theirs| *theirs != all[0]) {
         None => Ok(()),
-        Some(other) => Err(Failure::usage(format!("rank {other} has different arguments from rank 0: give all ranks the same"))),
+        Some(other) => Err(Failure::usage(format!("rank {other} has different arguments from rank 0: give all ranks the same arguments"))),
     }
 }
 

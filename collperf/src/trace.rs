@@ -90,13 +90,13 @@ fn parse(text: &[u8]) -> Result<Value, String> {
     let trace: Value = serde_json::from_slice(text).map_err(|error| format!("not JSON: {error}"))?;
     let about = &trace["otherData"];
     match about["version"].as_u64() {
-        _ if about["format"] != FORMAT => Err(format!("it is not a file of the format {FORMAT:?}")),
+        _ if about["format"] != FORMAT => Err(format!("this is not a file of the format {FORMAT:?}")),
         Some(version) if version <= VERSION => {
             let is_whole = about["base_time_ns"].is_u64() && about["rank"].is_u64() && trace["traceEvents"].is_array();
-            if is_whole { Ok(trace) } else { Err("its base time, its rank or its events are missing".to_owned()) }
+            if is_whole { Ok(trace) } else { Err("the file lacks its base time, its rank or its events".to_owned()) }
         }
-        Some(version) => Err(format!("its format has version {version}, and this collperf reads version {VERSION}")),
-        None => Err("it does not say which version of the format it has".to_owned()),
+        Some(version) => Err(format!("the file's format has version {version}, and this collperf reads version {VERSION}")),
+        None => Err("the file does not name the version of its format".to_owned()),
     }
 }
 

@@ -81,7 +81,7 @@ pub(crate) struct Arguments {
     /// Name of the job. It must be the same on every host
     #[arg(long, value_name = "NAME")]
     pub(crate) rdzv_id: Option<String>,
-    /// join_timeout=SECONDS: how long to wait for the other hosts to start
+    /// join_timeout=SECONDS or timeout=SECONDS: how long to wait for the other hosts to start
     #[arg(long, value_name = "KEY=VALUE", value_parser = rendezvous)]
     pub(crate) rdzv_conf: Option<Duration>,
     /// Run a job on this host only, at a free port. Overrides flags that give an address or a port
@@ -196,8 +196,14 @@ impl Refused {
             ),
             (&self.logs_specs, "--logs-specs: collrun loads no Python classes; use --log-dir, --redirects and --tee"),
             (&self.numa_binding, "--numa-binding: collrun does not bind by GPU; use --bind numa, core or cache, which bind by local rank"),
-            (&self.duplicate_stdout_filters, "--duplicate-stdout-filters: use -t 1 and search the log files"),
-            (&self.duplicate_stderr_filters, "--duplicate-stderr-filters: use -t 2 and search the log files"),
+            (
+                &self.duplicate_stdout_filters,
+                "--duplicate-stdout-filters: collrun does not filter output; use -t 1 and search the log files",
+            ),
+            (
+                &self.duplicate_stderr_filters,
+                "--duplicate-stderr-filters: collrun does not filter output; use -t 2 and search the log files",
+            ),
             (&self.print_completion, "--print-completion: collrun has no completions; use collrun --help for a list of flags"),
         ];
         all.into_iter().find_map(|(value, reason)| value.is_some().then_some(reason))
@@ -271,10 +277,10 @@ impl Arguments {
             return Ok(control.place());
         }
         if let Some(np) = self.np.filter(|_| self.nnodes > 1) {
-            return Err(format!("-n {np}: {}; give --nproc-per-node, the ranks of each host", mpirun::COUNTS_ALL));
+            return Err(format!("-n {np}: {}; give --nproc-per-node, the number of ranks on each host", mpirun::COUNTS_ALL));
         }
         if self.standalone {
-            let several = format!("--standalone --nnodes {}: a standalone job has one host; leave out one of them", self.nnodes);
+            let several = format!("--standalone --nnodes {}: a standalone job has one host; leave out one of the two flags", self.nnodes);
             return if self.nnodes == 1 { Ok(Place::Alone { address: None, port: None }) } else { Err(several) };
         }
         let endpoint = self.rdzv_endpoint.as_deref().map(|endpoint| address_and_port(endpoint, self.master_port)).transpose()?;
@@ -286,7 +292,7 @@ impl Arguments {
             };
         }
         if let Some((address, 0)) = &endpoint {
-            return Err(format!("--rdzv-endpoint {address}:0: other hosts cannot know the port that would be chosen; name one"));
+            return Err(format!("--rdzv-endpoint {address}:0: other hosts cannot know which port the system chooses; name a port"));
         }
         let missing = |flag: &str| format!("--nnodes {}: {flag} is needed with several hosts", self.nnodes);
         let is_static = self.rdzv_backend.as_deref() == Some("static");
@@ -384,14 +390,14 @@ fn nodes(text: &str) -> Result<u16, String> {
 fn backend(text: &str) -> Result<String, String> {
     match text {
         "c10d" | "static" => Ok(text.to_owned()),
-        _ => Err("expected c10d or static: one of the hosts serves the store at which they meet, so no other program is needed".to_owned()),
+        _ => Err("expected c10d or static: one of the job's hosts serves the store, so no other program is needed".to_owned()),
     }
 }
 
 fn rendezvous(text: &str) -> Result<Duration, String> {
     match text.split_once('=') {
         Some(("join_timeout" | "timeout", value)) => seconds(value),
-        _ => Err("expected join_timeout=SECONDS, the only supported setting".to_owned()),
+        _ => Err("expected join_timeout=SECONDS or timeout=SECONDS; no other setting is supported".to_owned()),
     }
 }
 

@@ -39,7 +39,7 @@ impl FromStr for Control {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let malformed = || format!("{text:?} is not a place in a job");
+        let malformed = || format!("{text:?} does not describe the place of a host in a job");
         let [node, nodes, address, port, ranks, name] = text.split(',').collect::<Vec<_>>()[..] else { return Err(malformed()) };
         let number = |text: &str| text.parse::<u16>().map_err(|_| malformed());
         let (node, nodes, port, ranks) = (number(node)?, number(nodes)?, number(port)?, number(ranks)?);

@@ -12,7 +12,7 @@ pub(crate) enum Count {
     Number(u16),
     Gpus,
     Processors,
-    /// GPUs, or processors if there are none.
+    /// GPUs, or processors if there are no GPUs.
     Auto,
 }
 

@@ -57,9 +57,13 @@ const REFUSED: [Refused; 3] = [
     (
         "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT",
         |value| value.parse::<f64>().is_ok_and(|seconds| seconds > 0.0),
-        "collrun does not check whether the kernel blocks a rank; to end the calls that wait for it, set COLLECTIVES_TIMEOUT",
+        "collrun does not check whether the kernel blocks a rank; to end the calls that wait for such a rank, set COLLECTIVES_TIMEOUT",
     ),
-    ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", |value| value == "1", "collrun serves the ranks' store, and rank 0 does not; unset it"),
+    (
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+        |value| value == "1",
+        "collrun itself serves the ranks' store, and rank 0 does not; unset the variable",
+    ),
 ];
 
 /// A variable that stands for a flag.
@@ -203,7 +207,7 @@ mod tests {
         let error = read("--hosts a p", &["PET_NNODES=2"]).unwrap_err();
         assert!(error.contains("cannot be used with") && error.ends_with("(PET_NNODES=2 stands for --nnodes)"), "{error}");
         let error = read("--standalone p", &["PET_NNODES=2", "PET_ROLE=a"]).unwrap().place().unwrap_err();
-        assert!(error.ends_with("leave out one of them (PET_NNODES=2 stands for --nnodes)"), "{error}");
+        assert!(error.ends_with("leave out one of the two flags (PET_NNODES=2 stands for --nnodes)"), "{error}");
         let error = read("p", &["PET_EVENT_LOG_HANDLER=console"]).unwrap().place().unwrap_err();
         assert!(error.contains("Python handlers") && error.contains("PET_EVENT_LOG_HANDLER=console"), "{error}");
         assert!(read("p", &["TORCHELASTIC_ENABLE_FILE_TIMER=0", "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT=0"]).is_ok());

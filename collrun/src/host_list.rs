@@ -21,7 +21,7 @@ impl Host {
         self.name.rsplit_once('@').map_or(&*self.name, |(_, host)| host)
     }
 
-    /// Reads `a`, `a:4`, `user@a`, `[fe80::1]:4`.
+    /// Reads `a`, `a:4`, `user@a`, `[fe80::1]:4`, `fe80::1%eth0`.
     fn read(word: &str) -> Option<Self> {
         let (name, ranks) = match word.rsplit_once(':') {
             Some((name, ranks)) if !name.contains(':') || name.ends_with(']') => (name, Some(count(ranks)?)),
@@ -47,7 +47,7 @@ fn is_word(text: &str) -> bool {
 }
 
 /// The accepted forms of a host.
-const HOSTS: &str = "host, host:4, user@host or [v6]:4, in the letters A-Z, a-z, 0-9 and . _ : -, and - not first";
+const HOSTS: &str = "host, host:4, user@host, [v6]:4 or v6%interface; names consist of A-Z, a-z, 0-9 and . _ : -, and do not begin with -";
 
 fn count(text: &str) -> Option<u16> {
     text.parse().ok().filter(|count| (1..=4096).contains(count))
@@ -97,7 +97,7 @@ pub(crate) fn named(arguments: &Arguments) -> Result<Option<Vec<Host>>, String> 
         return Err("the ranks of each host are given twice: by --nproc-per-node or -n, and after the names of the hosts".to_owned());
     }
     if let Some(np) = arguments.np.filter(|_| hosts.len() > 1) {
-        return Err(format!("-n {np}: {COUNTS_ALL}; give --nproc-per-node, or the ranks of each host after its name"));
+        return Err(format!("-n {np}: {COUNTS_ALL}; give --nproc-per-node, or the number of ranks after the name of each host"));
     }
     if hosts.len() > 4096 {
         return Err(format!("{} hosts: at most 4096 are supported", hosts.len()));

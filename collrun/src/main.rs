@@ -110,8 +110,8 @@ fn can_be_reached(arguments: &Arguments, place: &Place) -> Result<(), Refused> {
     let (Some(_), Place::Among { node: 0, address, port }) = (&arguments.controlled, place) else { return Ok(()) };
     match (&**address, *port).to_socket_addrs().ok().and_then(|mut found| found.next()).filter(|found| found.ip().is_loopback()) {
         Some(found) => Err(usage(format!(
-            "the ranks would meet at {address}, which resolves to {} on this host, and no other host can reach that: give --master-addr \
-             with the address at which the others reach this host",
+            "the ranks would meet at {address}, but this host resolves {address} to {}, which no other host can reach: give --master-addr \
+             with the address at which the other hosts reach this host",
             found.ip()
         ))),
         None => Ok(()),
@@ -150,7 +150,7 @@ fn job(arguments: &Arguments, local_world_size: usize, node: usize) -> Job {
 /// Meets with a new secret, at a store that admits only the ranks of this host.
 fn with_new_secret(place: &Place, hosts: &meeting::Hosts<'_>) -> Result<collectives::Result<(usize, Store)>, Refused> {
     let Place::Alone { .. } = place else {
-        let message = "--secret: the other hosts would not have it; set COLLECTIVES_SECRET or COLLECTIVES_SECRET_FILE on each host";
+        let message = "--secret: the other hosts would not have the secret; set COLLECTIVES_SECRET or COLLECTIVES_SECRET_FILE on each host";
         return Err(usage(message.to_owned()));
     };
     Ok(Secret::random().and_then(Secret::encrypting_if_asked).and_then(|secret| {

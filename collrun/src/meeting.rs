@@ -45,8 +45,8 @@ fn check_reach(address: &str, port: u16) -> Result<()> {
         Some(here) => {
             let what = format!("--master-addr (or --rdzv-endpoint) {address}");
             let reason = format!(
-                "on this host it resolves to {here}, which no other host can reach; give the address at which the others reach the \
-                 host that serves the store, or correct /etc/hosts"
+                "on this host the name resolves to {here}, which no other host can reach; give the address at which the other hosts reach \
+                 the host that serves the store, or correct /etc/hosts"
             );
             Err(Error::Config { what, reason })
         }
@@ -63,7 +63,7 @@ fn numbered(address: &str, port: u16, secret: Option<&Secret>, hosts: &Hosts<'_>
     if number >= hosts.count {
         let what = format!("--rdzv-endpoint {address}:{port}");
         let reason = format!(
-            "all {} hosts of --nnodes have joined already, so this one is one too many; was collrun started twice on a host?",
+            "all {} hosts of --nnodes have joined already, so this host is one too many; was collrun started twice on a host?",
             hosts.count
         );
         return Err(Error::Config { what, reason });

@@ -74,7 +74,7 @@ pub(crate) fn hint(error: &clap::Error, words: &[OsString]) -> Option<String> {
     let (whole, value) = (words[place].to_string_lossy(), words.get(place + 1).map(|value| value.to_string_lossy()));
     let known = whole == *wrong;
     let value = value.filter(|value| !value.starts_with('-')).map_or_else(String::new, |value| format!(" {value}"));
-    let each = if ours == "--nproc-per-node" { "; it counts the ranks of each host" } else { "" };
+    let each = if ours == "--nproc-per-node" { ", which counts the ranks of each host" } else { "" };
     known.then(|| format!("{whole}{value}: this is a flag of mpirun; give {ours}{value}{each}"))
 }
 
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn flags_of_mpirun_lead_to_ours() {
-        let counts = "; it counts the ranks of each host";
+        let counts = ", which counts the ranks of each host";
         for (line, expected) in [
             ("-ppn 2 prog", format!("--ppn 2: this is a flag of mpirun; give --nproc-per-node 2{counts}")),
             ("-N 4 prog", format!("-N 4: this is a flag of mpirun; give --nproc-per-node 4{counts}")),

@@ -51,7 +51,7 @@ impl Order {
             }
         };
         if word()? != HEAD {
-            return Err(malformed("it is not from this release of collrun; install the same one on all hosts"));
+            return Err(malformed("it is from another release of collrun; install the same release on all hosts"));
         }
         let folder = PathBuf::from(OsString::from_vec(word()?));
         let count =
@@ -129,7 +129,7 @@ pub(crate) fn variables(asked: &[String]) -> Result<Vec<(OsString, OsString)>, S
             Some((name, value)) => variables.push((name.into(), value.into())),
             None => match std::env::var_os(word) {
                 Some(value) => variables.push((word.into(), value)),
-                None => return Err(format!("--env {word}: it is not set in this shell; give --env {word}=VALUE")),
+                None => return Err(format!("--env {word}: the variable is not set in this shell; give --env {word}=VALUE")),
             },
         }
     }

@@ -3,7 +3,7 @@
 /// The place of this host in its job.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// The job runs on this host alone; the store's port may be given.
+    /// The job runs on this host alone. The store's address and port are `None` if the command line does not give them.
     Alone { address: Option<String>, port: Option<u16> },
     /// One of several hosts.
     Among { node: u16, address: String, port: u16 },

@@ -232,7 +232,7 @@ impl<'a> Launchers<'a> {
         let names: Vec<&str> = self.done.iter().take(NAMED).map(|node| &*self.hosts[*node].name).collect();
         if !names.is_empty() {
             let more = if self.done.len() > NAMED { format!(" and {} more", self.done.len() - NAMED) } else { String::new() };
-            say("collrun", &format!("all ranks of {}{more} had ended before with exit code 0", names.join(", ")));
+            say("collrun", &format!("all ranks of {}{more} had ended with exit code 0 before this failure", names.join(", ")));
         }
     }
 
@@ -276,7 +276,7 @@ impl<'a> Launchers<'a> {
         let collrun = self.remote_collrun().display();
         let what = match code {
             // ssh's own exit code.
-            255 => format!("the connection to {host} ended ({ended}): check that it can be reached, without a password"),
+            255 => format!("the connection to {host} ended ({ended}): check that ssh can connect to it without a password"),
             127 => format!(
                 "collrun on {host} ended ({ended}): {collrun} or the program is missing there; --remote-collrun gives the path of collrun"
             ),
@@ -338,7 +338,7 @@ impl<'a> Launchers<'a> {
                 let _ = launcher.child.kill();
                 continue;
             }
-            say("collrun", &format!("{} does not end; closing the connection", self.hosts[node].name));
+            say("collrun", &format!("the launcher on {} does not end; closing the connection", self.hosts[node].name));
             // It has not been reaped, so its number is still its own.
             let _ = kill_process(Pid::from_child(&launcher.child), Signal::TERM);
         }

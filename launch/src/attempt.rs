@@ -41,10 +41,10 @@ impl Files {
             Ok(files) => return (Some(files), None),
             Err(error) => error,
         };
-        let why = format!("no folder can be created in {} ({error}; set TMPDIR to another one)", usual.display());
+        let why = format!("no folder can be created in {} ({error}; set TMPDIR to another folder)", usual.display());
         match made(shared) {
             Ok(files) => {
-                let said = format!("{why}: the ranks' error files are in {} while they run", files.folder.display());
+                let said = format!("{why}: the ranks' error files are in {} while the ranks run", files.folder.display());
                 (Some(files), Some(said))
             }
             Err(_) => {

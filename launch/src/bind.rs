@@ -53,11 +53,11 @@ impl fmt::Display for Bind {
 /// The binding that the command line asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asked {
-    /// None: ranks get cores if there are enough, else no binding.
+    /// The command line does not mention a binding. Ranks are bound to cores if there are enough cores.
     Nothing,
-    /// This binding. If it is impossible, there is an error instead of another binding.
+    /// This binding. If it is impossible, the result is an error, not another binding.
     For(Bind),
-    /// A core each; ranks share cores in turns if there are too few.
+    /// One core for each rank. If there are too few cores, several ranks share a core.
     CoresInTurns,
 }
 
@@ -77,14 +77,14 @@ pub struct Binding {
     pub to: Bind,
     /// The processors of each rank, in ascending order; empty if ranks are not bound.
     pub processors: Vec<Vec<usize>>,
-    /// Why ranks are not bound, unless the command line asked for that.
+    /// Why ranks are not bound. `None` if they are bound, or if the command line asked for no binding.
     pub why_none: Option<String>,
     /// Whether the command line asked for the binding. If so, a rank that cannot be bound fails.
     pub is_asked: bool,
 }
 
 impl Binding {
-    /// Makes no binding. `why` is the reason, or `None` if the command line asked for that.
+    /// Makes no binding. `why` is the reason, or `None` if the command line asked for no binding.
     pub fn none(why: Option<String>) -> Self {
         Self { to: Bind::None, processors: vec![], is_asked: why.is_none(), why_none: why }
     }
@@ -98,7 +98,7 @@ impl Binding {
         if asked == Asked::For(Bind::None) {
             return Ok(Self::none(None));
         }
-        let permitted = permitted().map_err(|error| format!("reading which processors may be used: {error}"));
+        let permitted = permitted().map_err(|error| format!("reading which processors this process may use: {error}"));
         match (permitted, asked) {
             (Err(why), Asked::Nothing) => Ok(Self::none(Some(why))),
             (Err(why), _) => Err(why),
@@ -137,11 +137,12 @@ impl Binding {
         self.processors.get(local_rank).filter(|processors| !processors.is_empty()).map(Vec::as_slice)
     }
 
-    /// Binds the calling thread, and the threads and processes that it starts from now on, as this local rank.
+    /// Binds the calling thread to the processors of this local rank. Threads and processes that the calling thread
+    /// starts later inherit the binding.
     ///
     /// # Errors
     ///
-    /// If the system refuses it.
+    /// If the system refuses the binding.
     pub fn apply(&self, local_rank: usize) -> io::Result<()> {
         self.of_rank(local_rank).map_or(Ok(()), |processors| Ok(sched_setaffinity(None, &set_of(processors))?))
     }

@@ -19,8 +19,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// The exit code that shells report for a death by SIGPIPE.
 const CODE: i32 = 128 + SIGPIPE;
 
-/// Ends this process because its output is not read any more. A rank that writes to its launcher's standard output
-/// (`is_rank`) first asks the launcher to end all ranks at once: otherwise the others would report that it is lost.
+/// Ends this process because no process reads its output any more. `is_rank` is whether this process is a rank that
+/// writes to its launcher's standard output. Such a rank first asks the launcher to end all ranks at once. Otherwise the
+/// other ranks would report that it is lost.
 pub fn end_unread(is_rank: bool) -> ! {
     if let Some(launcher) = getppid().filter(|_| is_rank) {
         // If the launcher is gone, the kernel kills this rank.

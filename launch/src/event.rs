@@ -27,7 +27,7 @@ pub(super) enum Settled {
     Done,
     /// A rank of some host failed first.
     Failed(Box<Failure>),
-    /// The store is gone, and with it the launcher of its host.
+    /// The store is gone, and so is the launcher that served it.
     Lost(String),
 }
 

@@ -9,7 +9,7 @@ use super::signals::signal_name;
 /// The end of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ExitReason {
-    /// It exited with this code.
+    /// The process exited with this code.
     Exit(i32),
     /// This signal killed it.
     Signal(i32),
@@ -48,7 +48,8 @@ impl fmt::Display for ExitReason {
     }
 }
 
-/// Waits until a child of this process has ended, without reaping it: until it is reaped, its number is not reused.
+/// Waits until a child of this process has ended, without reaping the child. The system does not reuse the child's
+/// process id before the child is reaped.
 pub fn wait_for_end(process: Pid) {
     wait_for(process);
 }

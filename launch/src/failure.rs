@@ -11,27 +11,27 @@ use serde::{Deserialize, Serialize};
 /// The most bytes that are read of an error file.
 const LONGEST: u64 = 64 << 10;
 
-/// The failure that caused the others, as far as is known.
+/// The failure that caused all other failures, as far as is known.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// The name of its host.
+    /// The name of the failed rank's host.
     pub host: String,
-    /// Its rank in the job.
+    /// The failed rank's number in the job.
     pub rank: usize,
-    /// Its local rank on that host.
+    /// The failed rank's local rank on its host.
     pub local_rank: usize,
-    /// Its process id.
+    /// The failed rank's process id.
     pub pid: u32,
-    /// How it ended: an exit code, or a signal.
+    /// How the rank ended: an exit code, or a signal.
     pub ended: String,
     /// The exit code, or 128 plus the signal, as shells report it.
     pub code: u8,
-    /// When it failed, in nanoseconds since 1970 by its host's clock: when it wrote its error, else when its end was
-    /// noticed.
+    /// When the rank failed, in nanoseconds since 1970 by its host's clock. This is the time at which the rank wrote its
+    /// error, or otherwise the time at which the launcher noticed the rank's end.
     pub time: u64,
-    /// The reason that it wrote, if it did.
+    /// The reason that the rank wrote into its error file, if any.
     pub cause: Option<String>,
-    /// Ranks that had succeeded before, as far as is known. A rank that returned too early can be the cause.
+    /// Ranks that had succeeded before this failure, as far as is known. A rank that returned too early can be the cause.
     #[serde(default)]
     pub done_before: Vec<usize>,
 }
@@ -47,7 +47,7 @@ impl Failure {
         serde_json::to_vec(self).unwrap_or_default()
     }
 
-    /// Adds more ranks that had succeeded before.
+    /// Adds more ranks that had succeeded before this failure.
     #[must_use]
     pub fn and_done_before(mut self, ranks: impl IntoIterator<Item = usize>) -> Self {
         self.done_before.extend(ranks);
@@ -78,7 +78,7 @@ impl fmt::Display for Failure {
         if done_before.len() > NAMED {
             names += &format!(" and {} more", done_before.len() - NAMED);
         }
-        write!(f, "\n  {ranks} {names} had ended before with exit code 0: if the failed rank needed {them}, that is the cause")
+        write!(f, "\n  {ranks} {names} had ended with exit code 0 before this failure: if the failed rank needed {them}, that is the cause")
     }
 }
 
@@ -187,9 +187,12 @@ mod tests {
     fn ranks_that_had_succeeded_before_are_named() {
         let failure = |done_before| Failure { done_before, ..Failure::from_json(WITHOUT_LATER_FIELDS).unwrap() };
         let last = |done| failure(done).to_string().lines().last().unwrap().to_owned();
-        assert_eq!(last(vec![2]), "  rank 2 had ended before with exit code 0: if the failed rank needed it, that is the cause");
+        assert_eq!(
+            last(vec![2]),
+            "  rank 2 had ended with exit code 0 before this failure: if the failed rank needed it, that is the cause"
+        );
         let many = last((0..20).collect());
-        assert!(many.starts_with("  ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more had ended before with exit code 0: "), "{many}");
+        assert!(many.starts_with("  ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more had ended with exit code 0 before this failure: "), "{many}");
         assert_eq!(failure(vec![4, 2]).and_done_before([3, 2]).done_before, [2, 3, 4]);
     }
 

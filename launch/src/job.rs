@@ -17,15 +17,15 @@ pub struct Job {
     pub program: OsString,
     /// Its arguments.
     pub arguments: Vec<OsString>,
-    /// The folder in which ranks start; this program's if `None`.
+    /// The folder in which ranks start. If `None`, they start in this program's current folder.
     pub folder: Option<PathBuf>,
-    /// Variables that all its ranks get, in addition to those that identify them.
+    /// Environment variables that all ranks get, in addition to the variables that identify each rank.
     pub variables: Vec<(OsString, OsString)>,
     /// Ranks on this host.
     pub local_world_size: usize,
     /// The number of hosts in the job, each with `local_world_size` ranks.
     pub nodes: usize,
-    /// This host's number among them.
+    /// This host's number among the hosts of the job.
     pub node: usize,
     /// The job's name, the same on every host (`TORCHELASTIC_RUN_ID`). If `None`, it is made of the store's address and
     /// port.
@@ -34,37 +34,37 @@ pub struct Job {
     pub role: String,
     /// The processors to which each rank is bound before its program begins.
     pub binding: Binding,
-    /// Whether each rank sees only its own device, as its first one, and has local rank 0.
+    /// Whether each rank sees only its own device, as device 0, and has local rank 0.
     pub virtual_local_rank: bool,
     /// The destination of the ranks' output.
     pub output: Output,
     /// Which output goes to files.
     pub logs: Logs,
     /// The folder in which the job makes its own folder for log files and error files. If `None`, error files are in a
-    /// folder that is removed at the end. If that folder cannot be made, there are no error files.
+    /// temporary folder, which is removed at the end. If no temporary folder can be made, there are no error files.
     pub log_folder: Option<PathBuf>,
     /// The text before each line, with `${role_name}`, `${local_rank}`, `${rank}` and `${hostname}` filled in.
     pub prefix: String,
     /// The signals that are passed on to the ranks, unless this process was started to ignore them.
     pub signals: Vec<i32>,
-    /// How long ranks may take to stop, after another rank failed, before they are killed.
+    /// How long ranks may take to stop after another rank has failed. Then they are killed.
     pub grace: Duration,
     /// How long ranks may take to stop after SIGINT, SIGTERM or SIGQUIT was passed on.
     pub grace_after_signal: Duration,
     /// How long the other hosts may take to start.
     pub patience: Duration,
-    /// Whether another launcher sends the signals to pass on over standard input. When that input ends, the ranks are
-    /// stopped.
+    /// Whether this launcher gets the signals to pass on from another launcher, over standard input. When the input ends,
+    /// this launcher stops the ranks.
     pub controlled: bool,
-    /// How often all ranks of all hosts are restarted after a failure.
+    /// The maximum number of restarts after failures. A restart starts all ranks of all hosts again.
     pub most_restarts: u32,
     /// An exit code with which a rank reports a result rather than a failure. It becomes the job's exit code, and the
     /// other ranks continue.
     pub verdict: Option<u8>,
-    /// The exit code of ranks whose call failed, often because another rank is gone. Such a rank counts as the first
-    /// failure only if no other rank failed.
+    /// The exit code of a rank that ends because its call failed, often because another rank is gone. Such a rank counts
+    /// as the first failure only if no other rank failed.
     pub call_failed: Option<u8>,
-    /// Whether the others continue when a rank fails; the job then succeeds if one rank does.
+    /// Whether the other ranks continue when a rank fails. The job then succeeds if at least one rank succeeds.
     pub keep_going: bool,
 }
 
@@ -74,7 +74,7 @@ impl Job {
     /// The default of [`Job::grace_after_signal`].
     pub const GRACE_AFTER_SIGNAL: Duration = Duration::from_secs(30);
 
-    /// Creates a job of this host alone. When a rank fails, the others are stopped. Output is shown with `[rank] `
+    /// Creates a job of this host alone. When a rank fails, the other ranks are stopped. Output is shown with `[rank] `
     /// before each line.
     pub fn new(program: OsString, arguments: Vec<OsString>, local_world_size: usize) -> Self {
         Self {
@@ -118,8 +118,13 @@ pub struct Refused {
 /// How a job ended.
 #[derive(Debug)]
 pub struct End {
-    /// The exit code of the rank that failed first, else 0. Also 0 if ranks continue after failures and one has
-    /// succeeded.
+    /// The exit code of the rank that failed first. If no rank failed:
+    ///
+    /// - If restarts are allowed and the launcher that serves the store was lost, 1.
+    /// - If ranks were ended after a signal, 128 plus the number of the signal.
+    /// - Otherwise, [`Job::verdict`] if a rank of this host ended with this exit code, else 0.
+    ///
+    /// With [`Job::keep_going`], 0 if at least one rank of this host succeeded.
     pub code: u8,
     /// The rank that failed first, on any host, as far as is known.
     pub failure: Option<Failure>,

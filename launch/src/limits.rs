@@ -6,7 +6,7 @@ use std::path::Path;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
-/// Describes a system error, with the limit that caused it, if one did.
+/// Describes a system error. If a limit caused the error, names the limit.
 pub fn explained(error: &io::Error) -> String {
     match hint(error) {
         Some(hint) => format!("{error}: {hint}"),
@@ -14,7 +14,7 @@ pub fn explained(error: &io::Error) -> String {
     }
 }
 
-/// Returns the limit that caused an error, and what to do; `None` if no limit did.
+/// Returns the limit that caused an error, and what to do about it; `None` if no limit caused the error.
 pub fn hint(error: &io::Error) -> Option<String> {
     match Errno::from_io_error(error)? {
         Errno::AGAIN => Some(of_processes()),
@@ -29,14 +29,17 @@ fn of_processes() -> String {
     let limits: Vec<String> = group.into_iter().chain(user).collect();
     let limits = if limits.is_empty() { "memory, or the kernel's threads-max or pid_max".to_owned() } else { limits.join(", ") };
     format!(
-        "no more processes and threads can be created here ({limits}); besides its own threads, each rank needs a process and up to \
-         three threads of its launcher: raise the limit (of a container: --pids-limit, podPidsLimit), or start fewer ranks"
+        "no more processes and threads can be created here ({limits}). Each rank needs a process, its own threads, and up to three \
+         threads of its launcher: raise the limit (for a container: --pids-limit, podPidsLimit), or start fewer ranks"
     )
 }
 
 fn of_files() -> String {
     let most = getrlimit(Resource::Nofile).current.map_or_else(|| "high".to_owned(), |most| most.to_string());
-    format!("RLIMIT_NOFILE (ulimit -n) is {most}, and the launcher needs two to four files for each rank: raise it, or start fewer ranks")
+    format!(
+        "RLIMIT_NOFILE (ulimit -n) is {most}, and the launcher needs two to four files for each rank: raise the limit, or start \
+         fewer ranks"
+    )
 }
 
 /// Returns the lowest process limit of this process's control groups, and the file that contains it.

@@ -26,9 +26,10 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 pub enum Output {
     /// Each line with the job's prefix before it, on the stream it was written to.
     Prefixed,
-    /// Unchanged, to the launcher's own streams.
+    /// Unchanged, to the launcher's own streams. Exception: streams in [`Logs::tee`] are shown as with `Prefixed`.
     Inherited,
-    /// Rank 0's to the launcher's own streams; the others' to standard error, each line with the prefix before it.
+    /// The output of this host's first rank is shown as with `Inherited`. Of the other ranks, only standard error is
+    /// shown, with the prefix before each line.
     FirstRank,
 }
 
@@ -75,7 +76,7 @@ impl FromStr for Streams {
 pub struct Logs {
     /// Streams that go to files, and not to the terminal.
     pub redirects: Streams,
-    /// Streams that go to both.
+    /// Streams that go to files and to the terminal.
     pub tee: Streams,
     /// The local ranks whose output is shown; all if `None`.
     pub shown: Option<Vec<usize>>,
@@ -217,7 +218,8 @@ impl<R: Read + AsFd> Pipe for Copied<R> {
     }
 }
 
-/// Forwards everything from `pipe` to `take`, as `forward` does.
+/// Forwards everything from `pipe` to `take`, several lines at a time. Forwards the beginning of a line only if the
+/// line's end does not arrive at once.
 ///
 /// # Errors
 ///

@@ -11,7 +11,7 @@ use signal_hook::iterator::Signals;
 /// group.
 const ONE_PRESS: Duration = Duration::from_millis(50);
 
-/// The request of a signal, which is also passed on.
+/// The request that a signal makes of the launcher. The signal is also passed on to the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
     /// Nothing.
@@ -22,15 +22,15 @@ pub enum Request {
     Kill,
 }
 
-/// The requests to stop so far.
+/// The requests to stop that have arrived so far.
 #[derive(Debug, Default)]
 pub struct Interrupts {
     first: Option<Instant>,
 }
 
 impl Interrupts {
-    /// Records a signal and returns what it requests. The second Ctrl-C kills. A second SIGTERM does not, since
-    /// schedulers repeat it.
+    /// Records a signal and returns what it requests. The second Ctrl-C kills the ranks. A second SIGTERM does not kill
+    /// them, because schedulers repeat SIGTERM.
     pub fn heard(&mut self, signal: i32, now: Instant) -> Request {
         match (signal, self.first) {
             (SIGKILL, _) => Request::Kill,

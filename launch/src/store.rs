@@ -6,8 +6,8 @@ use std::sync::Arc;
 use collectives::Secret;
 use collectives::store::{TcpStore, TcpStoreServer};
 
-/// The store at which a job's ranks meet: the address that every rank gets, and the server, if it runs here, as in
-/// torchrun's agent.
+/// The store at which a job's ranks meet: the address that every rank gets, and the server, if this process runs it.
+/// torchrun's agent also runs the server itself.
 pub struct Store {
     /// The host, as in `MASTER_ADDR`.
     pub address: String,
@@ -20,7 +20,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// Serves a job of this host alone, on the loopback address and a free port.
+    /// Serves the store of a job on this host alone, at the loopback address and a free port.
     ///
     /// # Errors
     ///
@@ -29,7 +29,7 @@ impl Store {
         Self::serve(&IpAddr::V4(Ipv4Addr::LOCALHOST).to_string(), 0, secret)
     }
 
-    /// Serves a job of several hosts at the address that all of them were given; port 0 chooses a free one.
+    /// Serves the store of a job on several hosts, at the address that all hosts were given. Port 0 chooses a free port.
     ///
     /// # Errors
     ///
@@ -50,8 +50,8 @@ impl Store {
 
 /// The store of a job, found by a host that was not given its number.
 pub enum Found {
-    /// This host was first, and serves it.
+    /// This host was first, and serves the store.
     Served(Store),
-    /// Another host serves it.
+    /// Another host serves the store.
     Elsewhere(Arc<TcpStore>),
 }

@@ -44,7 +44,7 @@ impl Stream {
 enum Place {
     /// At the start of an empty line.
     Start,
-    /// At the start after a carriage return: the next text replaces the line.
+    /// At the start of the line, after a carriage return. The next text replaces the line.
     Returned,
     /// After text.
     Inside,
@@ -57,7 +57,7 @@ struct Line {
     place: Place,
 }
 
-/// One of several writers to a stream, which may write parts of lines.
+/// One of several writers to a stream. Each may write parts of lines.
 #[derive(Debug)]
 pub struct Writer {
     stream: Stream,
@@ -87,7 +87,7 @@ impl Writer {
         self.stream.put(&bytes)
     }
 
-    /// Ends the last line, if it is this writer's and unfinished.
+    /// Ends the last line, if this writer wrote it and it is unfinished.
     ///
     /// # Errors
     ///
@@ -137,7 +137,8 @@ pub(super) fn ends_line(byte: u8) -> bool {
     matches!(byte, b'\n' | b'\r')
 }
 
-/// Writes a message to standard error in one piece, after the program's name: ranks write there too.
+/// Writes a message to standard error, after the program's name. Writes it in one piece, because ranks also write to
+/// standard error.
 pub fn say(name: &str, text: &str) {
     // If standard error cannot be written, there is no other place to report it.
     let _ = Writer::new(Stream::Error, "", "").write(format!("{name}: {text}\n").as_bytes());

@@ -5,7 +5,7 @@ use std::fmt;
 
 use crate::{Version, ncclResult_t};
 
-/// No NCCL could be opened. Lists every file that was tried, with the reason why that file was not used.
+/// No NCCL library could be opened. Lists every file that was tried, with the reason why that file was not used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadError {
     pub(crate) attempts: Vec<Attempt>,
@@ -16,7 +16,7 @@ pub struct LoadError {
 pub struct Attempt {
     /// The name as it was passed to the system's loader.
     pub name: String,
-    /// The reason why it was not used.
+    /// The reason why this file was not used.
     pub reason: Reason,
 }
 
@@ -33,7 +33,7 @@ pub enum Reason {
 }
 
 impl LoadError {
-    /// Returns the attempts, in order.
+    /// Returns the attempts, in the order in which they were made.
     pub fn attempts(&self) -> &[Attempt] {
         &self.attempts
     }
@@ -68,9 +68,9 @@ impl fmt::Display for Attempt {
 pub struct MissingSymbol {
     /// The name of the function.
     pub symbol: &'static str,
-    /// The first release that has it.
+    /// The first release that has the function.
     pub since: Version,
-    /// The release that is loaded.
+    /// The release of the loaded library.
     pub loaded: Version,
 }
 

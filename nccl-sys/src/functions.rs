@@ -2,7 +2,7 @@
 
 use crate::Version;
 
-/// Every function of `nccl.h` with the first public release whose header declares it.
+/// Every function of `nccl.h`, with the first public release that declares it in this header.
 ///
 /// The source of releases 2.0 to 2.2 was never public, so their functions are listed under 2.3.5, the first release
 /// after them.
@@ -82,8 +82,8 @@ pub const FUNCTIONS: &[(&str, Version)] = &[
     ("ncclSetEncryption", Version::new(2, 32, 3)),
 ];
 
-/// Returns the first public release whose `nccl.h` declares `function`; `None` if no release that this crate knows
-/// declares it.
+/// Returns the first public release that declares `function` in `nccl.h`. Returns `None` if this crate knows no such
+/// release.
 pub const fn first_version(function: &str) -> Option<Version> {
     let mut index = 0;
     while index < FUNCTIONS.len() {
@@ -121,7 +121,7 @@ macro_rules! functions {
                 /// [`MissingSymbol`](crate::MissingSymbol) if the loaded library does not have the function.
                 ///
                 /// # Safety
-                /// The arguments, and the moment of the call, meet the requirements of NCCL's documentation.
+                /// The arguments and the time of the call meet the requirements in NCCL's documentation.
                 #[inline]
                 pub unsafe fn $name(&self $(, $argument: $type)*) -> Result<returned!($($result)?), $crate::MissingSymbol> {
                     const SINCE: $crate::Version = $crate::first_version(stringify!($name)).expect("FUNCTIONS lacks a function");

@@ -1,8 +1,8 @@
 //! Raw bindings to [NCCL](https://docs.nvidia.com/deeplearning/nccl/), opened at run time and never linked.
 //!
 //! A program that uses this crate builds and starts on machines without NCCL, CUDA or a GPU, and runs with any NCCL 2.
-//! Each function is looked up when it is first called. If the loaded library lacks it, the call returns an error that
-//! names the first release with this function.
+//! Each function is looked up when it is first called. If the loaded library lacks the function, the call returns an
+//! error that names the first release with this function.
 //!
 //! ```no_run
 //! use nccl_sys::{Library, ncclComm_t, ncclResult_t, ncclUniqueId};
@@ -23,8 +23,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Types, constants and signatures are those of the newest `nccl.h` known here, [`NCCL_VERSION_CODE`]. NCCL's structs
-//! only grow, and contain their size and version, so older libraries also accept them. C's enums are integers with
+//! Types, constants and signatures match the newest `nccl.h` that this crate knows, [`NCCL_VERSION_CODE`]. NCCL's
+//! structs only grow, and contain their size and version, so older libraries also accept them. C's enums are integers with
 //! names: a newer library may return values for which this crate has no name. Streams and events are opaque pointers:
 //! the streams and events of any CUDA crate can be cast to them.
 

@@ -39,20 +39,20 @@ pub struct Library {
 }
 
 impl Library {
-    /// Opens NCCL, or returns it if it is already open.
+    /// Opens NCCL, or returns the library that is already open.
     ///
-    /// It tries, in this order:
+    /// Tries, in this order:
     ///
     /// - the first library that this crate has already opened;
     /// - a library that other code, such as PyTorch, has loaded into the process;
-    /// - `libnccl.so.2` and `libnccl.so` where the system's loader finds them.
+    /// - `libnccl.so.2` and then `libnccl.so`, if the system's loader finds such a file.
     ///
     /// A library is never unloaded. Its initialisers run when it is opened. If the system's loader finds a file with
     /// NCCL's name, the file is trusted to be NCCL, as in a program that links NCCL. So the installed packages and
     /// `LD_LIBRARY_PATH` determine the code that the process runs.
     ///
     /// # Errors
-    /// [`LoadError`] if no file can be opened whose `ncclGetVersion` succeeds.
+    /// [`LoadError`] if every file fails: it cannot be opened, or its `ncclGetVersion` is missing or fails.
     pub fn open() -> Result<&'static Self, LoadError> {
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         let mut attempts = Vec::new();
@@ -67,8 +67,8 @@ impl Library {
         found.map(|library| keep(library, &mut open)).ok_or(LoadError { attempts })
     }
 
-    /// Opens this file and no other, or returns its library if the file is already open. Several files may be open at
-    /// the same time.
+    /// Opens only this file, or returns its library if the file is already open. Several files may be open at the same
+    /// time.
     ///
     /// # Errors
     /// [`LoadError`] if the file cannot be opened, or if its `ncclGetVersion` is missing or fails.
@@ -94,8 +94,8 @@ impl Library {
         self.path.clone()
     }
 
-    /// Whether the loaded library has the function of this name, including names unknown to this crate. Every call
-    /// searches the library.
+    /// Whether the loaded library has a function of this name, even if this crate does not know the name. Every call of
+    /// this method searches the library.
     pub fn has(&self, function: &str) -> bool {
         find(&self.opened, function).is_some()
     }

@@ -16,7 +16,7 @@ pub const NCCL_CONFIG_UNDEF_PTR: *mut c_void = null_mut();
 pub const NCCL_UNDEF_FLOAT: f32 = -1.0;
 /// Stands for no communicator.
 pub const NCCL_COMM_NULL: ncclComm_t = null_mut();
-/// The value that [`ncclSimInfo_t`] has in place of the [`NCCL_API_MAGIC`] of other structs.
+/// The value of `magic` in an [`ncclSimInfo_t`]. Other structs have [`NCCL_API_MAGIC`] there.
 pub const NCCL_SIM_INFO_MAGIC: c_uint = 0x7468_5283;
 
 const VERSION: c_uint = NCCL_VERSION_CODE as c_uint;
@@ -56,7 +56,8 @@ impl ncclConfig_t {
 }
 
 impl ncclCollConfig_t {
-    /// Returns `NCCL_COLLCONFIG_INITIALIZER`: every setting of the one call is NCCL's choice.
+    /// Returns `NCCL_COLLCONFIG_INITIALIZER`: NCCL chooses the algorithm, the CTAs and the policy of a call.
+    /// `forceAlgSelection` is 1, `userProfilerTag` is 0, and there is no `launchCompletionEvent`.
     pub const fn new() -> Self {
         Self {
             size: size_of::<Self>(),

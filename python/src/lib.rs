@@ -1,8 +1,9 @@
-//! The Rust side of `collectives_torch`: a group of ranks over a PyTorch store, calls on tensor memory, and their ends.
+//! The Rust side of `collectives_torch`: a group of ranks that meet at a PyTorch store, their calls on tensor memory,
+//! and the notification of Python when calls end.
 //!
 //! Python passes the addresses, lengths and types of tensors. A background call owns a reference to its tensors
-//! (`owner`) until it has ended, so their memory stays valid if the program drops them. Python makes all copies before
-//! and after a call.
+//! (`owner`) until the call has ended. So the memory of the tensors stays valid even if the program drops them. Python
+//! makes all copies before and after a call.
 
 mod buffer;
 mod completion;

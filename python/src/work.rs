@@ -24,7 +24,7 @@ pub(crate) struct Work {
 
 enum State {
     Started(Started),
-    /// The source of the message, for a receive.
+    /// The call is done. For a receive, this is the rank that sent the message.
     Done(Option<usize>),
     Failed(Error),
 }

@@ -43,9 +43,10 @@ pub(crate) enum Reason {
     NoSecret,
     /// The initiator began without a proof.
     Wanted,
-    /// The HMAC is not the expected one.
+    /// The HMAC is not the expected one. With encryption, the other end's message cannot be decrypted, or does not
+    /// contain the expected bytes.
     Wrong,
-    /// A different version, a different purpose, or no proof at all.
+    /// The initiator sent a proof of a different version or for a different purpose, or no proof at all.
     Malformed,
     /// The responder has too many other connections. Another attempt may succeed.
     Busy,
@@ -98,9 +99,9 @@ impl Reason {
 /// Why the other end is not trusted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum AuthenticationError {
-    /// The other end refused this one.
+    /// The other end refused this end.
     Refused(Reason),
-    /// This end refuses the other.
+    /// This end refuses the other end.
     Found(Reason),
     /// The other end sent something that is not part of a proof; the text describes it.
     Junk(String),
@@ -132,10 +133,10 @@ impl fmt::Display for AuthenticationError {
             ),
             Self::Refused(Reason::Wrong) => {
                 f.write_str("it has a different secret than this process; compare COLLECTIVES_SECRET, COLLECTIVES_SECRET_FILE \
-                     or Config::secret with the other ranks'")
+                     or Config::secret on all ranks")
             }
             Self::Refused(Reason::Malformed) => f.write_str("it did not understand this process's proof; build all ranks from one release"),
-            Self::Refused(Reason::Busy) => f.write_str("it has too many other connections to check"),
+            Self::Refused(Reason::Busy) => f.write_str("it is already checking too many other connections"),
             Self::Refused(Reason::Starved) => f.write_str(
                 "its process has no descriptor or memory left for one more connection; raise its limit on open files (RLIMIT_NOFILE, `ulimit -n`)",
             ),

@@ -24,15 +24,15 @@ pub(crate) struct Initiator {
 
 /// The mechanism of the proof, and how far it has come.
 pub(super) enum Stage {
-    /// HMACs over both nonces: its own, and the responder's once it is known.
+    /// HMACs over two nonces: the initiator's, and the responder's challenge, which is `None` until it has arrived.
     Hmac { nonce: Word, challenge: Option<Word> },
-    /// A handshake whose first message is the opening.
+    /// The handshake of an encrypted connection. The opening is its first message.
     Handshake(Handshake),
     /// The handshake is complete, and the responder must show that it has the keys.
     Keys(Cipher),
     /// Both ends have the keys.
     Sealed(Cipher),
-    /// The proof has ended: without encryption both ends are proven, or the proof has failed.
+    /// The proof has ended: it has failed, or both ends are proven and the connection is not encrypted.
     Over,
 }
 
@@ -41,7 +41,7 @@ pub(super) enum Stage {
 pub(crate) enum Step {
     /// Receive more.
     Listen,
-    /// Send this, then receive more.
+    /// Send these bytes, then receive more.
     Send(Word),
     /// Both ends are proven.
     Done,

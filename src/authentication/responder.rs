@@ -22,9 +22,9 @@ pub(crate) struct Responder {
 /// How far the proof has come.
 enum Stage {
     Opening,
-    /// Waiting for the initiator's proof, with the context.
+    /// The responder waits for the initiator's proof. The bytes are the opening's context.
     Challenged(Challenge, Vec<u8>),
-    /// Proven, with the keys for later bytes if the connection is encrypted.
+    /// The initiator is proven. If the connection is encrypted, there are keys for later bytes.
     Done(Option<Cipher>, Vec<u8>),
     /// The proof has failed.
     Over,
@@ -34,7 +34,7 @@ enum Stage {
 enum Challenge {
     /// An HMAC over both nonces.
     Hmac([Word; 2]),
-    /// That it has the handshake's keys: anyone can replay a recorded opening.
+    /// Possession of the handshake's keys. The opening does not prove it, because anyone can replay a recorded opening.
     Keys(Cipher),
 }
 

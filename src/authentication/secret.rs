@@ -20,16 +20,16 @@ const MOST: usize = 1024;
 
 /// A secret that only the processes of a job know.
 ///
-/// With a secret, every connection (to the store, between ranks, and for shared memory) begins with a proof by both
-/// ends that they know it. A peer that cannot prove this is refused. Give the same secret to all ranks and to the
-/// process that serves their store: through `COLLECTIVES_SECRET`, `COLLECTIVES_SECRET_FILE`, or
-/// [`Config::secret`](crate::Config::secret).
+/// If a job has a secret, both ends of every connection first prove to each other that they know the secret. This
+/// applies to connections to the store, between ranks, and for shared memory. A peer that does not know the secret is
+/// refused. Give the same secret to all ranks and to the process that serves their store: through `COLLECTIVES_SECRET`,
+/// `COLLECTIVES_SECRET_FILE`, or [`Config::secret`](crate::Config::secret).
 ///
 /// The bytes after the proof are encrypted only on request: by `COLLECTIVES_ENCRYPT=1`,
 /// [`Config::encrypt`](crate::Config::encrypt), or [`Secret::encrypting`].
 ///
 /// A secret has 16 to 1024 bytes, which should come from a source of random numbers: `openssl rand -hex 32`, or
-/// [`Secret::random`]. It is never printed, and its memory is overwritten when the last clone is dropped.
+/// [`Secret::random`]. A secret is never printed, and its memory is overwritten when the last clone is dropped.
 ///
 /// ```
 /// use collectives::Secret;
@@ -109,12 +109,12 @@ impl Secret {
         })
     }
 
-    /// Returns this secret with encryption switched on: with it, connections over TCP are encrypted by the Noise
-    /// protocol. Bytes on the network cannot be read, and changed, dropped, repeated or added bytes are detected. Both
-    /// ends must encrypt: if only one does, they refuse each other.
+    /// Returns this secret with encryption switched on. The Noise protocol then encrypts the connections over TCP that
+    /// use this secret. Others cannot read the bytes on the network. If bytes are changed, dropped, repeated or added,
+    /// the receiver detects it. Both ends must encrypt: if only one does, they refuse each other.
     ///
-    /// [`Config::encrypt`](crate::Config::encrypt) does this for a job. Call this method for your own stores:
-    /// [`TcpStoreServer::bind_with_secret`](crate::store::TcpStoreServer::bind_with_secret) and
+    /// [`Config::encrypt`](crate::Config::encrypt) switches encryption on for a whole job. Call this method for your
+    /// own stores: [`TcpStoreServer::bind_with_secret`](crate::store::TcpStoreServer::bind_with_secret) and
     /// [`TcpStore::connect_with_secret`](crate::store::TcpStore::connect_with_secret).
     ///
     /// # Errors
@@ -133,7 +133,7 @@ impl Secret {
         self.encrypts
     }
 
-    /// Returns the bytes, for passing them to a process that needs to know them.
+    /// Returns the secret's bytes, to pass them to a process that must know the secret.
     #[must_use]
     pub fn expose(&self) -> &[u8] {
         &self.bytes

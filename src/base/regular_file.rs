@@ -17,7 +17,7 @@ pub fn open(path: &Path) -> io::Result<File> {
     opened(path, OpenOptions::new().read(true)).map(|(file, _)| file)
 }
 
-/// Opens a regular file for writing. Creates it if it does not exist, and truncates it if it does.
+/// Opens a regular file for writing. Creates the file if it does not exist, and truncates it if it does.
 ///
 /// # Errors
 ///
@@ -56,11 +56,11 @@ pub(crate) fn opened(path: &Path, options: &mut OpenOptions) -> io::Result<(File
 /// Returns the file if it is a regular file.
 fn checked(file: File) -> io::Result<(File, Metadata)> {
     let facts = file.metadata()?;
-    if facts.is_file() { Ok((file, facts)) } else { Err(invalid(format!("it is {}, not a regular file", kind(&facts)))) }
+    if facts.is_file() { Ok((file, facts)) } else { Err(invalid(format!("this is {}, not a regular file", kind(&facts)))) }
 }
 
 fn within(bytes: u64, most: u64) -> io::Result<()> {
-    if bytes <= most { Ok(()) } else { Err(invalid(format!("it has at least {bytes} bytes, and the limit is {most}"))) }
+    if bytes <= most { Ok(()) } else { Err(invalid(format!("the file has at least {bytes} bytes, and the limit is {most}"))) }
 }
 
 fn kind(facts: &Metadata) -> &'static str {

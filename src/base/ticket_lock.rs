@@ -69,7 +69,7 @@ pub(crate) struct TicketLock<T> {
 unsafe impl<T: Send> Sync for TicketLock<T> {}
 
 /// A held turn. The turn passes on when this is dropped, even by a panic. It belongs to its thread.
-#[must_use = "the turn passes on when this is dropped"]
+#[must_use = "the turn passes to the next ticket when this value is dropped"]
 pub(crate) struct Turn<'a, T> {
     lock: &'a TicketLock<T>,
     ticket: usize,

@@ -10,8 +10,9 @@ use crate::error::{Error, Result};
 /// The algorithm of a collective. [`Communicator::algorithm`](crate::Communicator::algorithm) returns the one that a
 /// call uses.
 ///
-/// Calls between hosts, and calls under [`Transport::Tcp`](crate::Transport::Tcp), use one of the first six.
-/// [`AlgorithmRanges`] can request these. The others name the ways in which data moves if there is no choice.
+/// Calls between hosts, and calls under [`Transport::Tcp`](crate::Transport::Tcp), use one of the first six algorithms.
+/// [`AlgorithmRanges`] can request these six. The others cannot be requested. They name how data moves in calls that
+/// have no choice of algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
@@ -20,18 +21,18 @@ pub enum Algorithm {
     Doubling,
     /// `binomial`: a tree of log₂ n levels.
     Binomial,
-    /// `ring`: from neighbour to neighbour, in both directions, in segments.
+    /// `ring`: data moves from neighbour to neighbour, in both directions, in segments.
     Ring,
-    /// `chain`: from the root to its neighbour, and from each rank to the next, in segments.
+    /// `chain`: data moves from the root to its neighbour, and from each rank to the next, in segments.
     Chain,
     /// `scatter_gather`: a ring gives every rank a complete share; the shares then go to the root.
     ScatterGather,
-    /// `direct`: every rank exchanges with every other. A reduction takes all ranks' contributions at once, in rank
-    /// order.
+    /// `direct`: every rank exchanges data with every other rank. Each rank then reduces all contributions at once, in
+    /// rank order.
     Direct,
-    /// `flags`, in shared memory: only flags, for calls without data.
+    /// `flags`, in shared memory: ranks exchange only flags, for calls without data.
     Flags,
-    /// `mailboxes`, in shared memory: small data next to the flags.
+    /// `mailboxes`, in shared memory: ranks put small data next to their flags.
     Mailboxes,
     /// `slots`, in shared memory: data goes through the ranks' larger areas, in steps.
     Slots,
@@ -41,7 +42,8 @@ pub enum Algorithm {
     Links,
     /// `copy`: there is only one rank.
     Copy,
-    /// `hierarchical`: in shared memory inside hosts of several ranks each, and over links between these hosts.
+    /// `hierarchical`, if there are several hosts and some ranks share a host: data moves through shared memory inside
+    /// a host, and over links between the hosts.
     Hierarchical,
 }
 
@@ -180,8 +182,8 @@ impl AlgorithmRanges {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for an empty range, and for an algorithm that calls between hosts cannot use: those of shared
-    /// memory, `copy` and `hierarchical`.
+    /// `InvalidArgument` for an empty range, and for an algorithm that calls between hosts cannot use. These are
+    /// `copy`, `hierarchical`, and all algorithms in shared memory.
     pub fn with(mut self, algorithm: Algorithm, sizes: impl RangeBounds<usize>) -> Result<Self> {
         let refused = |reason: String| Error::argument("AlgorithmRanges::with", reason);
         let too_large = || refused(format!("{algorithm} is requested for sizes above {}, but no size is that large", usize::MAX));

@@ -22,7 +22,7 @@ pub enum DType {
     F64 = 1,
     /// 16-bit IEEE float.
     F16 = 2,
-    /// The upper half of a 32-bit float.
+    /// The format bfloat16: the upper half of a 32-bit float.
     Bf16 = 3,
     /// 8-bit float, 4 exponent bits, no infinities (OCP E4M3, "fn").
     F8E4M3 = 4,
@@ -49,7 +49,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// Every element type, in the order of their numbers.
+    /// All element types, in the order of their numbers.
     pub const ALL: [DType; 15] = [
         DType::F32,
         DType::F64,
@@ -79,7 +79,7 @@ impl DType {
         }
     }
 
-    /// Returns whether it is one of the six float types.
+    /// Returns whether this type is one of the six float types.
     #[must_use]
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F64 | DType::F16 | DType::Bf16 | DType::F8E4M3 | DType::F8E5M2)
@@ -170,8 +170,8 @@ impl FromStr for DType {
 ///   meaning in one process only.
 /// - Any bytes are a value of this type: no `bool`, `char`, enum or `NonZero` inside. Ranks compare only the sizes of
 ///   such types, so bytes of a different type may arrive.
-/// - Every implementation outside this crate leaves the constants at their defaults, except those of
-///   [`element!`](macro@crate::element).
+/// - An implementation outside this crate leaves the constants at their defaults. Only
+///   [`element!`](macro@crate::element) may set them.
 pub unsafe trait Data: Copy + Send + Sync + 'static {
     /// The element type, if reductions support it.
     const DTYPE: Option<DType> = None;
@@ -193,7 +193,8 @@ unsafe impl<T: Data, const N: usize> Data for [T; N] {
 /// The element of buffers whose type is known at run time: a marker of one byte. See [`TypedBytes`](crate::TypedBytes).
 ///
 /// Any [`ReduceOp`](crate::ReduceOp), and a [`CustomOp`](crate::CustomOp) of any [`Element`], can reduce it. The call
-/// checks that the op matches the type. Without a type, each such byte is plain data of one byte.
+/// checks that the op matches the type. In memory without a type at run time, each such element is plain data of one
+/// byte.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
 pub struct AnyElement(u8);
@@ -278,7 +279,7 @@ elements! {
 pub(crate) enum TypeTag {
     /// One of the fifteen element types.
     Scalar(DType),
-    /// An array, or array of arrays, of an element type, of this many bytes in all.
+    /// An array of an element type, which may be nested, and which has this many bytes in all.
     Array(DType, u32),
     /// Other plain data of this many bytes.
     Plain(u32),

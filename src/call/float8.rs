@@ -79,7 +79,7 @@ pub(crate) const fn narrow_to_odd(value: f64) -> f32 {
 
 /// 8-bit float: sign, 4 exponent bits, 3 mantissa bits; no infinities, one NaN pattern per sign; largest 448.
 ///
-/// Equality and order are those of the numbers: NaN differs from itself, and the two zeros are equal.
+/// Values compare as numbers: NaN differs from itself, and the two zeros are equal.
 ///
 /// ```
 /// use collectives::F8E4M3;
@@ -96,7 +96,7 @@ pub struct F8E4M3(u8);
 
 /// 8-bit float: sign, 5 exponent bits, 2 mantissa bits; infinities and NaN as in IEEE; largest finite 57344.
 ///
-/// Equality and order are those of the numbers: NaN differs from itself, and the two zeros are equal.
+/// Values compare as numbers: NaN differs from itself, and the two zeros are equal.
 ///
 /// ```
 /// use collectives::F8E5M2;
@@ -132,7 +132,7 @@ impl F8E4M3 {
         Self((sign | clamped) as u8)
     }
 
-    /// Returns the same value as `f32`.
+    /// Converts the value to `f32`, exactly.
     #[inline(always)]
     #[must_use]
     pub const fn to_f32(self) -> f32 {
@@ -141,7 +141,7 @@ impl F8E4M3 {
         f32::from_bits(((self.0 >> 7) as u32) << 31 | bits)
     }
 
-    /// Returns whether it is NaN.
+    /// Returns whether the value is NaN.
     #[must_use]
     pub const fn is_nan(self) -> bool {
         self.0 & 0x7f == 0x7f
@@ -168,14 +168,14 @@ impl F8E5M2 {
         Self(round::<5, 2>(value) as u8)
     }
 
-    /// Returns the same value as `f32`.
+    /// Converts the value to `f32`, exactly.
     #[inline(always)]
     #[must_use]
     pub const fn to_f32(self) -> f32 {
         expand::<5, 2>(self.0 as u32)
     }
 
-    /// Returns whether it is NaN.
+    /// Returns whether the value is NaN.
     #[must_use]
     pub const fn is_nan(self) -> bool {
         self.0 & 0x7f > 0x7c
@@ -185,7 +185,7 @@ impl F8E5M2 {
 macro_rules! common {
     ($($float:ident),*) => {$(
         impl $float {
-            /// Returns the value with these bits. Every pattern is a value.
+            /// Returns the value with these bits. Every bit pattern is a value.
             #[inline(always)]
             #[must_use]
             pub const fn from_bits(bits: u8) -> Self {
@@ -205,7 +205,7 @@ macro_rules! common {
                 Self::from_f32(narrow_to_odd(value))
             }
 
-            /// Returns the same value as `f64`.
+            /// Converts the value to `f64`, exactly.
             #[must_use]
             pub const fn to_f64(self) -> f64 {
                 self.to_f32() as f64

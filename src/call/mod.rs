@@ -16,8 +16,8 @@ use crate::call::element::TypeTag;
 use crate::call::op::ReduceOp;
 use crate::error::{Error, Result};
 
-/// A collective. All its forms (`all_reduce`, `all_reduce_into`, `start_all_reduce` …) have the same value.
-/// `gather_list` is `GatherV`, `scatter_list` is `ScatterV`, and `all_to_all_list` is `AllToAllV`.
+/// A collective. All forms of a collective (`all_reduce`, `all_reduce_into`, `start_all_reduce` …) have the same
+/// `Collective`. `gather_list` is `GatherV`, `scatter_list` is `ScatterV`, and `all_to_all_list` is `AllToAllV`.
 ///
 /// ```
 /// # use collectives::Collective;
@@ -60,7 +60,7 @@ pub enum Collective {
 }
 
 impl Collective {
-    /// Every collective, in the order of their numbers.
+    /// All collectives, in the order of their numbers.
     pub const ALL: [Collective; 14] = [
         Collective::Barrier,
         Collective::Broadcast,
@@ -99,13 +99,14 @@ impl Collective {
         }
     }
 
-    /// Returns whether it reduces: `all_reduce`, `reduce`, `reduce_scatter`, `reduce_scatter_v`.
+    /// Returns whether the collective reduces: `all_reduce`, `reduce`, `reduce_scatter`, `reduce_scatter_v`.
     #[must_use]
     pub const fn reduces(self) -> bool {
         matches!(self, Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter | Collective::ReduceScatterV)
     }
 
-    /// Returns whether it takes a root: `broadcast`, `reduce`, `gather`, `gather_v`, `scatter`, `scatter_v`.
+    /// Returns whether the collective takes a root: `broadcast`, `reduce`, `gather`, `gather_v`, `scatter`,
+    /// `scatter_v`.
     #[must_use]
     pub const fn is_rooted(self) -> bool {
         use Collective::{Broadcast, Gather, GatherV, Reduce, Scatter, ScatterV};
@@ -160,8 +161,8 @@ impl FromStr for Collective {
 pub enum CallKind {
     /// A collective, in any form.
     Collective(Collective),
-    /// A collective on several buffers in one call: `all_reduce_many`. It is not equal to the [`Collective`]. A call
-    /// with large buffers may be reported as several.
+    /// A collective on several buffers in one call: `all_reduce_many`. Such a kind is not equal to the [`Collective`].
+    /// A call with large buffers may be reported as several calls.
     Many(Collective),
     /// `all_gather_list`.
     AllGatherList,
@@ -209,13 +210,13 @@ impl fmt::Display for CallKind {
 /// How the bytes of a buffer are divided between ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum BlockLayout {
-    /// Every rank's block has this many bytes; for calls without blocks, the whole vector.
+    /// Every rank's block has this many bytes. In a call without blocks, the whole vector has this many bytes.
     Equal(usize),
-    /// One block per rank, of these many bytes, known to this rank.
+    /// There is one block per rank, and this rank knows the number of bytes of each.
     Blocks(Vec<usize>),
     /// Only this rank's own block is known here (`gather_v`, `scatter_v` on ranks other than the root).
     Own(usize),
-    /// The bytes that this rank sends to each rank, and receives from each.
+    /// The number of bytes that this rank sends to each rank, and the number that it receives from each rank.
     Pairs { send: Vec<usize>, receive: Vec<usize> },
 }
 

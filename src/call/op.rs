@@ -15,9 +15,9 @@ use crate::error::{Error, Result};
 /// These rules define the result for `n` ranks on host memory, over every transport. They hold on devices too, unless a
 /// rule says otherwise:
 ///
-/// - `f16`, `bf16` and the 8-bit floats are accumulated in `f32` and rounded once wherever a rank reduces several
-///   inputs at once (shared memory, direct exchange). A hop of a ring or a tree sends its partial result in the
-///   element's type.
+/// - If a rank reduces several inputs at once (shared memory, direct exchange), it accumulates `f16`, `bf16` and the
+///   8-bit floats in `f32`, and rounds once. In a ring or a tree, each rank sends its partial result in the element's
+///   type.
 /// - Integer `Sum` and `Prod` wrap.
 /// - `Min` and `Max` drop a NaN if the other operand is a number.
 /// - `bool`: `Sum` and `Max` mean OR, `Prod` and `Min` mean AND; `Avg` is refused.
@@ -26,9 +26,9 @@ use crate::error::{Error, Result};
 ///   `1e38` is an infinity. On devices NCCL may divide first; then the sum does not overflow. Whether NCCL divides
 ///   first depends on size, type, number of ranks and devices (`Device::explain` reports it), so do not rely on either
 ///   order. Means of `f16` on devices do not overflow.
-/// - On host memory every rank ends with the same bits, and the same inputs give the same bits on every run at the same
-///   world size and transport. [`Config::reproducible`](crate::Config::reproducible) promises more. On devices NCCL
-///   chooses the order of a sum.
+/// - On host memory every rank ends with the same bits. The same inputs give the same bits on every run with the same
+///   world size and transport. With [`Config::reproducible`](crate::Config::reproducible), they also give the same bits
+///   with every transport. On devices NCCL chooses the order of a sum.
 ///
 /// ```
 /// # use collectives::{Communicator, ReduceOp};
@@ -100,7 +100,7 @@ impl ReduceOp {
     ///
     /// # Errors
     ///
-    /// `Unsupported`, with the reason: `Avg` of `bool`, bitwise ops of floats, `PreMulSum` of anything but floats.
+    /// `Unsupported`, with the reason: `Avg` of `bool`, bitwise ops of floats, `PreMulSum` of types other than floats.
     pub fn check(self, dtype: DType) -> Result<()> {
         let reason = match self {
             ReduceOp::Avg if dtype == DType::Bool => "the mean of booleans is not a boolean; convert to a numeric type first",
@@ -152,7 +152,8 @@ impl FromStr for ReduceOp {
 ///
 /// The function gets two slices of equal length and reduces the second into the first, element by element. It may be
 /// called on any part of a buffer, and in any grouping, so it must be associative. An op that is not commutative is
-/// applied in rank order. Every rank must use an op of the same name and kind; ranks compare both.
+/// applied in rank order. Every rank must use an op of the same name, and of the same kind: commutative or not. Ranks
+/// compare both.
 ///
 /// ```
 /// use collectives::{Communicator, CustomOp};
@@ -187,7 +188,7 @@ pub struct CustomOp<T> {
 pub(crate) enum DeviceCode {
     /// A CUDA C expression over `a` and `b`; compiled by NVRTC when it is first used.
     Expression(Arc<str>),
-    /// A PTX image, and the entry in it that folds.
+    /// A PTX image, and the name of the kernel in it that folds.
     Ptx { image: Arc<str>, entry: Arc<str> },
 }
 
@@ -215,24 +216,26 @@ impl<T: Data> CustomOp<T> {
     }
 
     /// Adds an implementation for device buffers: a CUDA C expression over `a` (the result so far) and `b` (the next
-    /// rank's element), e.g. `fabsf(b) > fabsf(a) ? b : a`. Both are of the element's type, or `float` for `f16`,
-    /// `bf16` and the 8-bit floats, whose result is rounded once, after the last rank. The ranks' elements are reduced
-    /// in rank order.
+    /// rank's element), e.g. `fabsf(b) > fabsf(a) ? b : a`. Both are of the element's type. For `f16`, `bf16` and the
+    /// 8-bit floats, both are `float`, and the result is rounded once, after the last rank. The ranks' elements are
+    /// reduced in rank order.
     ///
-    /// NVRTC compiles it when a communicator first uses it. If NVRTC is absent, the call returns an error. Every rank
-    /// must pass the same expression.
+    /// NVRTC compiles the expression when a communicator first uses the op. If NVRTC is absent, the call returns an
+    /// error. Every rank must pass the same expression.
     #[must_use]
     pub fn with_expression(self, expression: &str) -> Self {
         Self { device: Some(DeviceCode::Expression(expression.into())), ..self }
     }
 
-    /// Adds an implementation for device buffers: your own PTX image and the name of the entry in it that reduces. The
-    /// entry has the parameters of this crate's own kernels that reduce, which `kernels/README.md` lists. The driver
-    /// compiles it when a communicator first uses it. The image is trusted: it can do whatever a kernel can.
+    /// Adds an implementation for device buffers: your own PTX image. `entry` is the name of the image's kernel that
+    /// reduces. This kernel has the same parameters as this crate's own kernels that reduce. `kernels/README.md` lists
+    /// these parameters, in the section Folds. The driver compiles the image when a communicator first uses the op. The
+    /// image is trusted: it can do whatever a kernel can.
     ///
     /// # Safety
     ///
-    /// The entry has those parameters, reads no more than its inputs and writes no more than its output.
+    /// The kernel has the parameters that `kernels/README.md` lists. It reads no more than its inputs and writes no
+    /// more than its output.
     #[expect(unsafe_code, reason = "what foreign machine code does cannot be checked")]
     #[must_use]
     pub unsafe fn with_ptx(self, image: &str, entry: &str) -> Self {
@@ -269,7 +272,8 @@ impl<T> fmt::Debug for CustomOp<T> {
 }
 
 /// The reduction of a call on buffers of `T`: a [`ReduceOp`] for the element types that it supports, or a [`CustomOp`]
-/// for any plain data. For [`AnyElement`] it is either one, and must match the type that the buffers have.
+/// for any plain data. For buffers of [`AnyElement`], a reduction can be either, and must support the type that the
+/// buffers have at run time.
 #[derive(Debug, Clone)]
 pub struct Reduction<T> {
     pub(crate) kind: ReductionKind,
@@ -300,11 +304,11 @@ pub(crate) struct ErasedOp {
 
 /// A fold whose element type only its implementor knows.
 pub(crate) trait ErasedFold: Send + Sync {
-    /// Does the same as [`Fold::fold`](crate::host::fold::Fold::fold).
+    /// Folds `inputs` into `into`, like [`Fold::fold`](crate::host::fold::Fold::fold).
     ///
     /// # Safety
     ///
-    /// The conditions of that function hold, for the type that the implementor was made with; and `bytes` is not 0.
+    /// The conditions of `Fold::fold` hold for the implementor's element type, and `bytes` is not 0.
     #[expect(unsafe_code, reason = "a fold works on raw memory, and only its caller knows what lies there")]
     unsafe fn fold(&self, into: *mut u8, inputs: &[*const u8], bytes: usize);
 }

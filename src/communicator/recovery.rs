@@ -51,7 +51,7 @@ pub(in crate::communicator) enum Probe {
     Gone,
     /// The process exists.
     Alive,
-    /// There was no answer, so the process may be gone or exist.
+    /// There was no answer, so the process may be gone or may still exist.
     NoAnswer,
 }
 
@@ -160,7 +160,7 @@ impl RecoveryGroup {
         let recovery = self.clone();
         Box::new(move || {
             let is_gone = |rank: &usize| recovery.probe(*rank) == Probe::Gone;
-            (0..recovery.places.len()).find(is_gone).map(|rank| format!("the process of rank {rank} of the surviving ranks is gone"))
+            (0..recovery.places.len()).find(is_gone).map(|rank| format!("the process of rank {rank} of the new communicator is gone"))
         })
     }
 

@@ -193,14 +193,14 @@ fn describe(context: &Arc<CudaContext>) -> Result<Gpu, DriverError> {
     })
 }
 
-/// Returns a driver error, with a description of what was being done.
+/// Returns a driver error, with a description of the operation.
 pub(crate) fn cuda_error(doing: impl Into<String>, error: DriverError) -> Error {
     Error::Cuda { doing: doing.into(), code: error.0 as u32, text: words(error) }
 }
 
 impl Error {
-    /// Wraps an error of the CUDA driver with a description of what was being done. If the process cannot recover, the
-    /// text says what to do.
+    /// Wraps an error of the CUDA driver with a description of the operation. If the process cannot recover, the text
+    /// says what to do.
     pub fn cuda(doing: impl Into<String>, error: DriverError) -> Self {
         cuda_error(doing, error)
     }

@@ -22,13 +22,14 @@ use crate::device::driver;
 use crate::device::nccl::{self, Refusal};
 use crate::error::{Error, Result};
 
-/// Device memory allocated by NCCL, for which registrations, windows and reductions in the NVLink switch work best.
+/// Device memory that NCCL allocates. Registrations, windows and reductions in the NVLink switch work best with such
+/// memory.
 ///
 /// The buffer can be used like a cudarc `CudaSlice`, with cudarc's own copies and kernels and with this crate's
 /// collectives. Like a `CudaSlice`, the buffer tracks the streams that use it. NCCL frees memory at once, not in the
 /// order of a stream. So dropping the buffer waits up to a minute for the streams that use it. If they do not finish in
 /// that time, the memory is leaked, because a kernel may still use it. If event tracking is disabled in the context,
-/// dropping waits for all work in the context.
+/// dropping the buffer waits for all work in the context.
 #[derive(Debug)]
 pub struct NcclBuffer<T: Data> {
     library: &'static Library,
@@ -161,7 +162,7 @@ unsafe impl Send for Tie {}
 unsafe impl Sync for Tie {}
 
 mod sealed {
-    /// Memory at the address of an allocation that does not move, and remains allocated, until the value is dropped.
+    /// Memory in an allocation that does not move and that remains allocated until the value is dropped.
     pub trait Lasting {
         /// Whether NCCL allocated the memory, in the way that suits NCCL best on this machine.
         fn is_of_nccl(&self) -> bool {
@@ -170,12 +171,16 @@ mod sealed {
     }
 }
 
-/// Device memory that may be registered with NCCL: cudarc's slices, views that are borrowed for `'static`,
-/// [`NcclBuffer`], [`RawDeviceSlice`] (whose creator vouches for the address), and memory that is already registered.
+/// Device memory that may be registered with NCCL:
+///
+/// - cudarc's slices, and views that are borrowed for `'static`
+/// - [`NcclBuffer`]
+/// - [`RawDeviceSlice`], because its creator vouches for the address
+/// - memory that is already registered
 ///
 /// The trait is sealed because NCCL writes at the address, and cudarc's safe traits let any type return any address.
-/// Other crates' memory, passed through [`AsDevicePtr`](crate::interop::AsDevicePtr), does not implement this trait:
-/// its owner vouches for it only while it is borrowed.
+/// Memory of other crates that is passed through [`AsDevicePtr`](crate::interop::AsDevicePtr) does not implement this
+/// trait, because the memory's owner vouches for its address only while the memory is borrowed.
 pub trait Registrable: Buffer + sealed::Lasting + 'static {}
 
 impl<B: Buffer + sealed::Lasting + 'static> Registrable for B {}
@@ -200,8 +205,8 @@ impl<T: Data, B: Registrable> sealed::Lasting for Window<T, B> {
 }
 
 impl Tie {
-    /// Registers `bytes` at `address` with NCCL; returns `None` if NCCL has no use for that. `asked` becomes true just
-    /// before the call: from then on NCCL may know the memory, even if this fails.
+    /// Registers `bytes` at `address` with NCCL; returns `None` if NCCL has no use for a registration. `asked` becomes
+    /// true just before the call to NCCL. From then on NCCL may know the memory, even if the registration fails.
     fn new(
         comm: &NcclComm,
         (address, bytes): (CUdeviceptr, usize),
@@ -246,7 +251,7 @@ impl Handle {
 }
 
 impl Tie {
-    /// Makes NCCL forget the memory; returns `false` if it may still know it.
+    /// Makes NCCL forget the memory; returns `false` if NCCL may still know the memory.
     fn undo(self) -> bool {
         let handle = self.handle;
         self.inner.manage_at_rest(&|| "deregistering a buffer".to_owned(), |raw| {
@@ -272,8 +277,8 @@ struct EngineGuard<B> {
 }
 
 impl<B> EngineGuard<B> {
-    /// Registers the buffer with NCCL. If the call was made and failed, the buffer is dropped once NCCL has given all
-    /// resources back, or never.
+    /// Registers the buffer with NCCL. If the registration fails after NCCL was called, the buffer is dropped once NCCL
+    /// has given all resources back. If NCCL keeps resources, the buffer is leaked.
     fn new(comm: &NcclComm, buffer: B, extent: (CUdeviceptr, usize), window: Option<c_int>, deadline: &Deadline) -> Result<Self> {
         let mut asked = false;
         // Leaked if anything panics.
@@ -321,12 +326,12 @@ impl<B> Drop for EngineGuard<B> {
     }
 }
 
-/// A buffer registered with one communicator, whose collectives can use it in place, without copies through NCCL's
-/// buffers.
+/// A buffer that is registered with one communicator. The communicator's collectives can use the buffer in place,
+/// without copies through NCCL's buffers.
 ///
-/// The registration owns the buffer, a [`NcclBuffer`] or a `CudaSlice`, and is used like the buffer itself. Dropping it
-/// waits for the communicator's work on the device. If NCCL does not forget the buffer within ten minutes, its memory
-/// is leaked, and a `tracing` event reports it.
+/// The registration owns the buffer, a [`NcclBuffer`] or a `CudaSlice`, and is used like the buffer itself. Dropping
+/// the registration waits for the communicator's work on the device. If NCCL does not forget the buffer within ten
+/// minutes, its memory is leaked, and a `tracing` event reports it.
 #[derive(Debug)]
 pub struct Registration<T, B> {
     held: EngineGuard<B>,
@@ -340,7 +345,7 @@ impl<T: Data, B: Registrable<Element = T>> Registration<T, B> {
         Ok(Self { held: EngineGuard::new(comm, buffer, extent, None, deadline)?, elements: PhantomData })
     }
 
-    /// Returns the buffer, as it was before.
+    /// Ends the registration and returns the buffer.
     ///
     /// # Errors
     ///
@@ -353,9 +358,9 @@ impl<T: Data, B: Registrable<Element = T>> Registration<T, B> {
 /// A buffer that all ranks of one communicator register together. The fastest kernels need such a buffer, and so do
 /// collectives without kernels.
 ///
-/// The window owns the buffer, and is used like the buffer itself. Dropping it waits for the communicator's work on the
-/// device. If NCCL does not forget the buffer within ten minutes, its memory is leaked, and a `tracing` event reports
-/// it.
+/// The window owns the buffer, and is used like the buffer itself. Dropping the window waits for the communicator's
+/// work on the device. If NCCL does not forget the buffer within ten minutes, its memory is leaked, and a `tracing`
+/// event reports it.
 #[derive(Debug)]
 pub struct Window<T, B> {
     held: EngineGuard<B>,
@@ -377,7 +382,7 @@ impl<T: Data, B: Registrable<Element = T>> Window<T, B> {
         self.held.tie.is_some()
     }
 
-    /// Returns the buffer, as it was before.
+    /// Closes the window and returns the buffer.
     ///
     /// # Errors
     ///

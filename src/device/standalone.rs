@@ -31,11 +31,12 @@ use crate::error::{Error, Result};
 pub struct UniqueId([u8; size_of::<ncclUniqueId>()]);
 
 impl UniqueId {
-    /// Creates a new id. This opens a port, on which this process waits for the ranks.
+    /// Creates a new id. This opens a port, on which this process waits for the ranks. `library` names the file of
+    /// NCCL. With `None`, the system's loader searches for NCCL.
     ///
     /// # Errors
     ///
-    /// `NoDevice` if no NCCL is found (`library` names its file; with `None` the system's loader searches); `Nccl`.
+    /// `NoDevice` if NCCL is not found; `Nccl` if NCCL fails.
     #[doc(alias = "ncclGetUniqueId")]
     pub fn new(library: Option<&NcclLibrary>) -> Result<Self> {
         let library = nccl::library(library).map_err(|reason| Error::NoDevice { call: "UniqueId::new".to_owned(), reason })?;
@@ -80,7 +81,7 @@ impl fmt::Debug for UniqueId {
 ///   itself. Use these. If the comparison costs too much, use
 ///   [`CheckDeviceCalls::unchecked_after`](crate::nccl::CheckDeviceCalls::unchecked_after) as well.
 /// - **Raw** calls ([`call`](Self::call), [`message`](Self::message)) are `unsafe`. They take addresses and an element
-///   type chosen at run time. They neither order nor compare calls. Use these in an engine that manages memory and
+///   type chosen at run time. They neither order nor compare calls. Use raw calls in an engine that manages memory and
 ///   order itself, and knows that its ranks make the same calls. With raw calls, the devices of all ranks must have the
 ///   same compute capability, and all ranks must pass the same [`Config::device_scratch_bytes`] and
 ///   [`Config::reproducible`].
@@ -103,9 +104,9 @@ impl fmt::Debug for UniqueId {
 ///
 /// A clone is another handle to the same communicator. Threads that share a communicator queue their calls one after
 /// the other, in the order of arrival. [`Device::raw`](crate::Device::raw) returns the NCCL communicator behind a
-/// [`Communicator`](crate::Communicator). For each call, all ranks must use the same one of these two types, because
-/// the `Communicator` compares calls over its host backend. If some ranks use the `Communicator` and others the
-/// `NcclCommunicator`, all wait until the deadline.
+/// [`Communicator`](crate::Communicator). All ranks must make a call through the same type, `Communicator` or
+/// `NcclCommunicator`, because the `Communicator` compares calls over its host backend. If some ranks use the
+/// `Communicator` and others the `NcclCommunicator`, all wait until the deadline.
 #[derive(Debug, Clone)]
 pub struct NcclCommunicator(Arc<Inner>);
 
@@ -136,14 +137,14 @@ impl NcclAbortHandle {
     }
 }
 
-/// The fate of a communicator when it is shrunk.
+/// Whether a communicator remains usable after it has been shrunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShrinkMode {
     /// The communicator remains usable. Nothing may be in flight on it.
     #[doc(alias = "NCCL_SHRINK_DEFAULT")]
     Keep,
-    /// The communicator's work in flight is stopped first, for example because a rank has died during it. Afterwards
-    /// the communicator can only be dropped.
+    /// The communicator's work in flight is stopped first. Use this mode, for example, if a rank has died during that
+    /// work. Afterwards the communicator can only be dropped.
     #[doc(alias = "NCCL_SHRINK_ABORT")]
     Abort,
 }
@@ -163,27 +164,32 @@ pub struct RawBuffer {
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum RawCall {
-    /// All-reduce. Source and destination have the same length; they may be the same.
+    /// All-reduce. Source and destination have the same length, and may be the same buffer.
     AllReduce(ReduceOp),
     /// Reduce to a root. Lengths as for `AllReduce`; the destination is used only on the root.
     Reduce(ReduceOp, usize),
     /// Broadcast from a root. Lengths as for `AllReduce`; the source is used only on the root.
     Broadcast(usize),
-    /// All-gather. The destination has world size times the length of the source.
+    /// All-gather. The destination's length is the world size times the source's length.
     AllGather,
-    /// Reduce-scatter. The source has world size times the length of the destination.
+    /// Reduce-scatter. The source's length is the world size times the destination's length.
     ReduceScatter(ReduceOp),
     /// All-to-all. Source and destination have the same length, a multiple of the world size.
     AllToAll,
 }
 
 impl NcclCommunicator {
-    /// Joins the communicator of these ids on the device of this context, and waits for all other ranks to join.
+    /// Joins the communicator that `ids` identify, on the device of `context`, and waits for all other ranks to join.
     /// Several ids spread the work of starting thousands of ranks; all ranks pass the same ids in the same order.
     ///
     /// # Errors
     ///
-    /// `NoDevice` if the driver or NCCL is missing; `Nccl`; `Timeout` if other ranks do not join in time.
+    /// - `Config` if `rank` is not below `world_size`, if there are no ids or more ids than ranks, if a setting of NCCL in
+    ///   `config` is invalid, or if a variable overrides the settings of this crate's NCCL communicators.
+    /// - `NoDevice` if the driver or NCCL is missing.
+    /// - `Nccl` if NCCL fails.
+    /// - `Cuda` if the driver fails.
+    /// - `Timeout` if other ranks do not join in time.
     #[doc(alias("ncclCommInitRankConfig", "ncclCommInitRankScalable"))]
     pub fn create(context: &Arc<CudaContext>, ids: &[UniqueId], rank: usize, world_size: usize, config: &Config) -> Result<Self> {
         let no_device = |reason| Error::NoDevice { call: "making a communicator".to_owned(), reason };
@@ -238,11 +244,18 @@ impl NcclCommunicator {
         self.0.backend.comm().world_size()
     }
 
-    /// Creates a communicator of all ranks except those listed. Only the remaining ranks call it. Needs NCCL 2.27.3.
+    /// Creates a communicator of all ranks except those listed. Only the remaining ranks call this method. Needs NCCL
+    /// 2.27.3.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`; `Unsupported` with an older NCCL; `Nccl`; `Timeout`.
+    /// - `InvalidArgument` if `excluded` is empty, or contains this rank or a rank that does not exist.
+    /// - `Unsupported` with an older NCCL.
+    /// - `Poisoned` if the communicator has ended.
+    /// - With [`ShrinkMode::Abort`], `Aborted` if another thread does not leave a call on this communicator. The
+    ///   communicator is then aborted.
+    /// - `Nccl` if NCCL fails.
+    /// - `Timeout` if the remaining ranks do not call this method in time.
     #[doc(alias = "ncclCommShrink")]
     pub fn shrink(&self, excluded: &[usize], parent: ShrinkMode) -> Result<Self> {
         let comm = self.0.backend.comm().shrink(excluded, parent == ShrinkMode::Abort, &self.0.config.nccl, &self.deadline())?;
@@ -254,7 +267,10 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// `Unsupported` with an older NCCL; `Nccl`.
+    /// - `Unsupported` with an older NCCL.
+    /// - `Poisoned` if the communicator has ended.
+    /// - `Aborted` if another thread does not leave a call on this communicator. The communicator is then aborted.
+    /// - `Nccl` if NCCL fails, and `Timeout` if it does not return in time. The communicator has then ended.
     #[doc(alias = "ncclCommRevoke")]
     pub fn revoke(&self) -> Result<()> {
         self.0.backend.comm().revoke(&self.deadline())
@@ -266,13 +282,14 @@ impl NcclCommunicator {
         NcclAbortHandle(Arc::downgrade(self.0.backend.comm()))
     }
 
-    /// Waits for work in flight on the streams that were used, then closes. All ranks call it.
+    /// Waits for work in flight on the streams that were used, then closes the communicator. All ranks call this
+    /// method.
     ///
     /// # Errors
     ///
-    /// `Timeout`, and errors of NCCL or the driver; after any of these the communicator is gone. `InvalidArgument`
-    /// while captured graphs contain its calls: the communicator then remains usable, and can be closed after the
-    /// graphs are dropped.
+    /// `Timeout`, and errors of NCCL or the driver; after any of these errors the communicator has ended.
+    /// `InvalidArgument` while captured graphs contain calls of this communicator: the communicator then remains
+    /// usable, and can be closed after the graphs are dropped.
     #[doc(alias("ncclCommFinalize", "ncclCommDestroy"))]
     pub fn close(&self) -> Result<()> {
         let deadline = self.deadline();
@@ -288,7 +305,7 @@ impl NcclCommunicator {
         self.0.backend.comm().async_error()
     }
 
-    /// Returns NCCL's own communicator, for calls that this crate does not have. It is a communicator that blocks; the
+    /// Returns NCCL's own communicator, for calls that this crate does not have. It is a blocking communicator; the
     /// handle is null once the communicator has ended. Use it from one thread at a time, and never destroy, abort or
     /// split it: it shares its abort flags with a communicator that this crate keeps.
     #[must_use]
@@ -310,21 +327,21 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for lengths that do not fit; `Unsupported` for an op that the type does not have; `Nccl`;
-    /// `Poisoned`.
+    /// `InvalidArgument` for lengths that do not fit; `Unsupported` for an op that the type does not have; `Nccl` if
+    /// NCCL fails; `Poisoned` if the communicator has ended.
     ///
     /// # Safety
     ///
     /// - Both buffers are memory of this device, of the stated length, until the stream has completed the call.
-    /// - Meanwhile nothing else writes either buffer, and nothing else reads the destination.
+    /// - Until then, no other code or kernel writes either buffer, or reads the destination.
     /// - The buffers are the same or do not overlap. For `AllGather` and `ReduceScatter` the shorter one may also be
     ///   this rank's block of the longer one.
-    /// - The source holds elements of its type.
-    /// - All ranks make the same call, with the same op, root, type and counts, as their next one on this communicator.
-    ///   This order includes typed calls, and calls from other threads.
+    /// - The source contains elements of its stated type.
+    /// - The next call of every rank on this communicator is the same call, with the same op, root, type and counts.
+    ///   Typed calls, and calls from other threads, are part of this order.
     /// - All ranks made the communicator with the same [`Config`], on devices of the same compute capability.
     ///
-    /// None of this is compared, and NCCL writes whatever it receives.
+    /// Ranks do not compare any of this, and NCCL writes whatever it receives.
     pub unsafe fn call(&self, call: RawCall, source: RawBuffer, destination: RawBuffer, stream: &Arc<CudaStream>) -> Result<()> {
         let mut job = self.job(call, source, destination)?;
         self.0.backend.number([&mut job]);
@@ -333,19 +350,22 @@ impl NcclCommunicator {
         unsafe { self.0.backend.enqueue(&job, stream, self.0.config.timeout) }
     }
 
-    /// Queues a send to a peer (if `sends`) or a receive from it. Messages of one pair are matched in order, and have
-    /// the same length at both ends.
+    /// Queues a send to `peer` if `sends` is true, or a receive from `peer` otherwise. Messages between two ranks are
+    /// matched in order. Both ends of a message have the same length.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`; `Nccl`; `Poisoned`.
+    /// `InvalidArgument` for a rank that is not a peer, or for too many elements; `Nccl` if NCCL fails; `Poisoned` if
+    /// the communicator has ended.
     ///
     /// # Safety
     ///
-    /// The buffer is memory of this device, of the stated length, until the stream has completed the message. Meanwhile
-    /// nothing else writes the buffer, or reads it if this is a receive. A send sends elements of the type. The other
-    /// end passes the same type and count for the matching message. None of this is compared, and NCCL writes whatever
-    /// it receives.
+    /// - The buffer is memory of this device, of the stated length, until the stream has completed the message.
+    /// - Until then, no other code or kernel writes the buffer, or reads it if this is a receive.
+    /// - If this is a send, the buffer contains elements of its stated type.
+    /// - The other end passes the same type and count for the matching message.
+    ///
+    /// Ranks do not compare any of this, and NCCL writes whatever it receives.
     pub unsafe fn message(&self, peer: usize, sends: bool, buffer: RawBuffer, stream: &Arc<CudaStream>) -> Result<()> {
         self.check_peer("message", peer)?;
         let Some(bytes) = buffer.count.checked_mul(buffer.dtype.size_bytes()) else {
@@ -397,12 +417,12 @@ impl NcclCommunicator {
         Ok(job)
     }
 
-    /// Allocates device memory with NCCL, zeroed on `stream`, for which registrations and windows are most effective.
-    /// Needs NCCL 2.19.1.
+    /// Allocates device memory with NCCL, and fills it with zeros on `stream`. Registrations and windows are most
+    /// effective with such memory. Needs NCCL 2.19.1.
     ///
     /// # Errors
     ///
-    /// `Unsupported` with an older NCCL; `Nccl`; `Cuda`.
+    /// `Unsupported` with an older NCCL; `Nccl` if NCCL fails; `Cuda` if the driver fails.
     #[doc(alias = "ncclMemAlloc")]
     pub fn allocate<T: Data>(&self, stream: &Arc<CudaStream>, count: usize) -> Result<NcclBuffer<T>> {
         NcclBuffer::zeroed(self.0.backend.comm(), stream, count)
@@ -411,7 +431,7 @@ impl NcclCommunicator {
     /// Registers a buffer, so that NCCL can use it without copies. Needs NCCL 2.19.1.
     ///
     /// Only buffers whose address can be trusted are accepted. A type of your own is refused, even if it implements
-    /// cudarc's traits: they are safe to implement, so they do not vouch for the address. For example:
+    /// cudarc's traits. Those traits are safe to implement, so they do not vouch for the address. For example:
     ///
     /// ```compile_fail,E0277
     /// # use collectives::nccl::NcclCommunicator;
@@ -433,7 +453,8 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a buffer of another context, or an empty buffer; `Unsupported` with an older NCCL; `Nccl`.
+    /// `InvalidArgument` for a buffer of another context, or an empty buffer; `Unsupported` with an older NCCL; `Nccl`
+    /// if NCCL fails.
     ///
     /// # Safety
     ///

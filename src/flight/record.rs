@@ -14,7 +14,7 @@ pub enum Backend {
     /// The host.
     Host,
     /// A device. The call is recorded when it is queued. Completion is checked about every 100 milliseconds. A call
-    /// captured into a graph counts as finished when the capture has ended. A call on the calling thread's own stream
+    /// captured into a graph counts as finished when the capture has ended. A call on CUDA's per-thread default stream
     /// stays queued.
     Device,
 }
@@ -23,7 +23,7 @@ pub enum Backend {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum State {
-    /// Started in the background and not begun yet, or queued on a device.
+    /// A background call that has not begun yet, or a call that is queued on a device.
     Queued,
     /// Under way.
     Started,
@@ -43,26 +43,26 @@ pub struct Record {
     pub backend: Backend,
     /// The collective, or `send` or `recv` for a message.
     pub kind: CallKind,
-    /// For collectives, the number by which ranks compare them, and which errors quote.
+    /// The number by which ranks compare collectives, and which errors quote; `None` for a message.
     pub sequence: Option<u64>,
     /// The reduction op: `sum`, `avg`, `custom op #5d3f21`.
     pub op: Option<String>,
     /// The element type: `f32`, `[u8; 16]`, `plain data of 12 B`.
     pub element: String,
-    /// Elements in each block, in the whole vector, or in the message; the sum over all blocks if the counts are a
-    /// list; 0 if the count may differ between ranks.
+    /// The number of elements in each block, in the whole vector, or in the message. If the counts are a list, this is
+    /// the sum over all blocks. If the count may differ between ranks, it is 0.
     pub count: u64,
-    /// 24 bits of a hash of the counts, if they are a list that every rank passes.
+    /// 24 bits of a hash of the counts, if every rank passes the counts as a list.
     pub counts_hash: Option<u32>,
     /// The root, if the call has one.
     pub root: Option<usize>,
     /// The other end of a message; `None` for a receive from any rank.
     pub peer: Option<usize>,
-    /// The tag of a message; from 2⁶³ on for the crate's own messages.
+    /// The tag of a message. The crate's own messages have tags from 2⁶³ on.
     pub tag: Option<u64>,
-    /// The start time, in nanoseconds since 1970. For a message that ended at once, the last clock reading for a
-    /// message, at most 16 messages earlier. `None` for 15 of 16 collectives that ended at once because all other
-    /// ranks were already waiting.
+    /// The start time, in nanoseconds since 1970. For a message that ended at once, this is the last clock reading for
+    /// a message, at most 16 messages earlier. If a collective ended at once because all other ranks were already
+    /// waiting, this is `None` in 15 of 16 cases.
     pub started_ns: Option<u64>,
     /// The end time, in nanoseconds since 1970. `None` while the call has not ended, and for calls that ended within
     /// a few microseconds without a clock reading.
@@ -71,8 +71,8 @@ pub struct Record {
     pub state: State,
     /// The error, if the call failed. If several device calls fail together, only the first has the error.
     pub error: Option<Error>,
-    /// The ranks that a collective under way waits for, as far as is known. The information is at most 50 milliseconds
-    /// old.
+    /// The ranks for which a collective still waits, as far as this rank knows. The information is at most 50
+    /// milliseconds old.
     pub waiting_for: Vec<usize>,
 }
 

@@ -26,9 +26,9 @@ impl Recorder {
         self.flight.records()
     }
 
-    /// Writes the records into a folder, as `flight-ID-rankR.json`, completely or not at all, and returns the path of
-    /// the file. An older file of the same rank and communicator is replaced. `collperf --explain-hang FOLDER` compares
-    /// the files of all ranks.
+    /// Writes the records into the file `flight-ID-rankR.json` in `folder`, and returns the path of the file. The file
+    /// is written completely or not at all. An older file of the same rank and communicator is replaced.
+    /// `collperf --explain-hang FOLDER` compares the files of all ranks.
     ///
     /// # Errors
     ///

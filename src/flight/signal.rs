@@ -26,7 +26,7 @@ static SIGNAL_EVENT: OnceLock<(OwnedFd, Process)> = OnceLock::new();
 
 /// Installs a handler for SIGUSR1: on the signal, a thread writes the flight records of all communicators of this
 /// process into `folder`. This includes calls that hang. A later call changes the folder. A program that does not call
-/// this keeps its own handling of the signal.
+/// this function keeps its own handling of the signal.
 ///
 /// # Errors
 ///
@@ -61,8 +61,8 @@ pub fn write_records_on_sigusr1(folder: impl Into<PathBuf>) -> Result<()> {
 }
 
 /// Writes the flight records of all communicators of this process into `folder`, and returns the files. This includes
-/// calls that hang. It costs some microseconds per record; meanwhile, calls that fail or start in the background may
-/// have to wait.
+/// calls that hang. This takes some microseconds per record. During that time, calls that fail, and calls that start in
+/// the background, may have to wait.
 ///
 /// # Errors
 ///

@@ -24,14 +24,14 @@ use crate::error::{Error, Result};
 /// stream belongs to the primary context of the device that [`AsStream::device`] returns, and is not destroyed.
 ///
 /// The handle 2, CUDA's per-thread default stream, means a different stream on every thread. A value with this handle
-/// stands for the stream of the thread that borrows the value. A value made from it (a [`ForeignBuffer`], a tensor of
-/// [`dlpack`](crate::interop::dlpack)) must be used and dropped on that thread alone.
+/// stands for the stream of the thread that borrows the value. A [`ForeignBuffer`] or a tensor of
+/// [`dlpack`](crate::interop::dlpack) that was made from such a value must be used and dropped on that thread alone.
 pub unsafe trait AsStream {
     /// Returns the stream's `CUstream`, which is also its `cudaStream_t`. Null is the legacy default stream, and 2 is
     /// the per-thread default stream of the calling thread.
     fn as_raw_stream(&self) -> *mut c_void;
 
-    /// Returns the number, in this process, of the stream's device.
+    /// Returns the number that the stream's device has in this process.
     fn device(&self) -> usize;
 }
 
@@ -79,14 +79,14 @@ unsafe impl Send for RawStream {}
 unsafe impl Sync for RawStream {}
 
 impl RawStream {
-    /// Makes a `RawStream` of a stream's handle and the number that its device has in this process. Null is the legacy
-    /// default stream.
+    /// Makes a `RawStream` from a stream's handle and the number that its device has in this process. Null is the
+    /// legacy default stream.
     ///
     /// # Safety
     ///
-    /// The handle is a stream in the primary context of that device. It is destroyed after this value, its copies, and
-    /// the buffers made with them have been dropped. With the handle 2, the per-thread default stream, all of these
-    /// stay on the thread whose stream is meant.
+    /// The handle is a stream in the primary context of that device. The stream is destroyed after this value, its
+    /// copies, and the buffers made with them have been dropped. If the handle is 2 (the per-thread default stream),
+    /// this value, its copies and those buffers stay on the thread that the stream belongs to.
     #[must_use]
     pub const unsafe fn new(handle: *mut c_void, device: usize) -> Self {
         Self { handle, device }
@@ -128,28 +128,30 @@ unsafe impl AsStream for RawStream {
 /// # Safety
 ///
 /// As long as the value is borrowed:
-/// - `elements()` elements of type `Element`, initialised, are at `device_ptr()`, aligned, in memory that work in the
-///   primary context of device `device()` can access; all four methods return the same each time;
-/// - `raw_stream()` is a stream that meets the conditions of [`AsStream`], and lives until the value has been dropped;
-///   if the handle is 2 (the per-thread default stream), the value, and a buffer made of it, stay on the thread whose
-///   stream is meant.
 ///
-/// At all times, code that writes, reuses or frees the memory does so in the order of that stream: after everything
-/// queued on it so far. (Calls on another stream are ordered before and after it by events.)
+/// - `elements()` elements of type `Element` are at `device_ptr()`, initialised and aligned.
+/// - Work in the primary context of device `device()` can access this memory.
+/// - `raw_stream()` is a stream that meets the conditions of [`AsStream`], and lives until the value has been dropped.
+/// - If the stream's handle is 2 (the per-thread default stream), the value, and a buffer made of it, stay on the
+///   thread that the stream belongs to.
+/// - Each of the four methods returns the same each time.
+///
+/// At all times, code that writes, reuses or frees the memory does so in the order of that stream, after all work
+/// queued on the stream so far. (Events order calls on another stream before and after this work.)
 pub unsafe trait AsDevicePtr {
     /// The type of its elements.
     type Element: Data;
 
-    /// Returns its address, a `CUdeviceptr`.
+    /// Returns the memory's address, a `CUdeviceptr`.
     fn device_ptr(&self) -> u64;
 
-    /// Returns its number of elements.
+    /// Returns the number of elements in the memory.
     fn elements(&self) -> usize;
 
-    /// Returns the number, in this process, of the device that it is on.
+    /// Returns the number that the memory's device has in this process.
     fn device(&self) -> usize;
 
-    /// Returns the `CUstream` (or `cudaStream_t`) whose order its uses follow.
+    /// Returns the `CUstream` (or `cudaStream_t`) that orders the uses of the memory.
     fn raw_stream(&self) -> *mut c_void;
 }
 
@@ -157,8 +159,8 @@ pub unsafe trait AsDevicePtr {
 ///
 /// # Safety
 ///
-/// Other code that reads the memory also does so in the order of its stream, or has no access while the value is
-/// borrowed mutably.
+/// Other code that reads the memory also does so in the order of the memory's stream, or has no access while the value
+/// is borrowed mutably.
 pub unsafe trait AsDevicePtrMut: AsDevicePtr {}
 
 /// Implements the trait for references.
@@ -195,10 +197,10 @@ unsafe impl<P: AsDevicePtrMut + ?Sized> AsDevicePtrMut for &mut P {}
 /// A buffer, for any call, over memory that another crate owns. It is made from a value or a reference that implements
 /// [`AsDevicePtr`].
 ///
-/// Calls are queued on the communicator's stream, or the one named with
+/// Calls are queued on the communicator's stream, or on the stream named with
 /// [`Communicator::with_stream`](crate::Communicator::with_stream). That stream first waits for the memory's own
-/// stream, which continues after the call. If both streams are the same, no wait is added. While a graph is captured,
-/// no wait is added either, so you must order the launches of the graph.
+/// stream. The memory's own stream then waits for the call. If both streams are the same, no wait is added. While a
+/// graph is captured, no wait is added either, so you must order the launches of the graph.
 pub struct ForeignBuffer<P> {
     memory: P,
     context: Arc<CudaContext>,
@@ -213,7 +215,7 @@ impl<P: AsDevicePtr> ForeignBuffer<P> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for memory of another device, at a null address, or not aligned.
+    /// `InvalidArgument` for memory that is on another device, at a null address, or not aligned.
     pub fn new(context: &Arc<CudaContext>, memory: P) -> Result<Self> {
         let (address, elements) = (memory.device_ptr(), memory.elements());
         if memory.device() != context.ordinal() {

@@ -139,21 +139,22 @@ pub struct CallReport<'a> {
     pub op: Option<Cow<'static, str>>,
     /// The element type: `f32`, `[u8; 16]`, `plain data of 12 B`.
     pub element: Cow<'static, str>,
-    /// Elements in each block, in the whole vector, or in the message; 0 if the count may differ between ranks.
+    /// The number of elements in each block, in the whole vector, or in the message; 0 if the count may differ between
+    /// ranks.
     pub count: u64,
-    /// Bytes of the larger of this rank's two buffers.
+    /// The number of bytes of the larger of this rank's two buffers.
     pub bytes: u64,
     /// The root, if the call has one.
     pub root: Option<usize>,
     /// The other end of a message; `None` for a receive from any rank.
     pub peer: Option<usize>,
-    /// The tag of a message; from 2⁶³ on for the crate's own messages.
+    /// The tag of a message. The crate's own messages have tags from 2⁶³ on.
     pub tag: Option<u64>,
     /// The algorithm of a collective on the host, as [`Communicator::algorithm`](crate::Communicator::algorithm)
-    /// returns it. `None` for messages, and for device calls, which NCCL runs, in part with this crate's kernels.
+    /// returns it. `None` for messages and for device calls. NCCL runs device calls, in part with this crate's kernels.
     pub algorithm: Option<Algorithm>,
-    /// The time from the call to its return. For messages in the background, the time until they were done; on devices,
-    /// the time until the call was queued.
+    /// The time from the call to its return. For a background message, the time until the message was complete. For a
+    /// device call, the time until the call was queued.
     pub elapsed: Duration,
     /// The error, if the call failed.
     pub error: Option<&'a Error>,
@@ -242,19 +243,19 @@ pub trait Observer: Send + Sync {
     ///
     /// This runs on the thread that made the call, or on the thread that ran the call in the background, before that
     /// thread continues. A background message may be reported by any thread that moves messages of its communicator. By
-    /// then, [`Work::wait`](crate::Work::wait) may already have returned. All calls have been reported when the
-    /// communicator is dropped.
+    /// then, [`Work::wait`](crate::Work::wait) for that message may already have returned. All calls have been reported
+    /// when the communicator is dropped.
     ///
     /// The observer may call anything that any thread may call: [`AbortHandle::abort`](crate::AbortHandle::abort),
-    /// [`flight::Recorder`], other communicators. It must not make calls on the communicator that it reports on,
-    /// because that communicator is inside a call. This crate holds no lock while the observer runs.
+    /// [`flight::Recorder`], other communicators. The observer must not make calls on the communicator of the reported
+    /// call, because that communicator is still inside the call. This crate holds no lock while the observer runs.
     ///
-    /// Keep the observer short. The call does not return before the observer does. If the call ran in the background,
-    /// the calls behind it wait meanwhile, and messages advance only while other threads wait for them. An observer
-    /// that never returns blocks its thread permanently; dropping the communicator waits some seconds for the observer.
-    /// A panic in an observer is caught and reported to `tracing`.
+    /// Keep the observer short. The call does not return before the observer does. While the observer of a background
+    /// call runs, the calls behind that call wait, and messages advance only while other threads wait for them. An
+    /// observer that never returns blocks its thread permanently; dropping the communicator waits some seconds for the
+    /// observer. A panic in an observer is caught and reported to `tracing`.
     ///
-    /// All of this also applies to subscribers of `tracing`.
+    /// These rules also apply to subscribers of `tracing`.
     fn call_ended(&self, call: &CallReport<'_>);
 }
 

@@ -30,7 +30,7 @@ pub(crate) enum Track {
     Collectives,
     Messages,
     Device,
-    /// Background messages. They overlap other calls, so each has its own line.
+    /// Background messages. Such messages overlap other calls, so each message has its own line.
     Background,
 }
 

@@ -245,7 +245,7 @@ impl Confined {
         }
         let (name, here) = (&launch.address, first.ip());
         let reason = format!(
-            "on this host ({}) it resolves to {here}, which no other host can reach; set an address of the host of \
+            "on this host ({}) the name resolves to {here}, which no other host can reach; set an address of the host of \
              rank 0 that the others can reach, or correct /etc/hosts",
             rustix::system::uname().nodename().to_string_lossy()
         );

@@ -11,14 +11,14 @@ use crate::error::{Error, Result};
 /// Keys are text of at most 8 KiB, values are bytes of at most 8 MiB. Numbers made by [`add`](Store::add) are kept as
 /// decimal text, so [`get`](Store::get) of a counter returns `b"42"`. Any thread can make every call.
 ///
-/// A store is for start-up and small agreements: nothing in it is fast, and nothing in it is secret.
+/// A store is for start-up and small agreements. It is not fast, and its contents are not secret.
 ///
 /// # Errors
 ///
-/// Every call fails with [`Error::InvalidArgument`] if a key or value is too long. It fails with [`Error::Io`] or
-/// [`Error::Protocol`] if the server or the file behind the store fails or returns nonsense. Calls that take a
-/// `timeout` fail with [`Error::Timeout`] once it has passed; the error's `doing` names the keys that were still
-/// missing. A timeout of zero checks once.
+/// Every call fails with [`Error::InvalidArgument`] if a key or value is too long. A call fails with [`Error::Io`] or
+/// [`Error::Protocol`] if the server or the file behind the store fails or returns invalid data. Calls that take a
+/// `timeout` fail with [`Error::Timeout`] once the timeout has passed; the error's `doing` names the keys that were
+/// still missing. With a timeout of zero, a call checks once.
 ///
 /// # Examples
 ///
@@ -62,7 +62,8 @@ pub trait Store: Send + Sync {
     /// Sets `key` to `desired` if its value is `expected`, and returns the value that `key` then has.
     ///
     /// An absent key is set if `expected` is empty. If the key is absent and `expected` is not empty, nothing is set,
-    /// and `expected` is returned although the key does not exist. PyTorch's stores do the same.
+    /// and `expected` is returned although the key does not exist. PyTorch's stores also return `expected` in this
+    /// case.
     ///
     /// # Errors
     ///
@@ -212,7 +213,8 @@ pub(crate) fn missing<'a>(
     Ok(missing)
 }
 
-/// Does the same as [`missing`] for a part of the keys. With `lacks_one` at least one of them is known to be missing.
+/// Finds the missing keys like [`missing`], for a part of the keys. If `lacks_one` is true, at least one of `keys` is
+/// known to be missing.
 fn find_missing<'a>(
     keys: &[&'a str],
     lacks_one: bool,
@@ -253,9 +255,9 @@ pub(super) fn wait_timeout(missing: &[&str], keys: usize, deadline: &Deadline) -
     };
     let words = if missing.is_empty() {
         // The keys were set between the end of the wait and the check for missing keys.
-        format!("waiting for {keys} keys of the store, the last of which was set too late")
+        format!("waiting for {keys} keys of the store (the last key was set too late)")
     } else {
-        format!("waiting for {keys} keys of the store, of which {} are missing: {named}{more}", missing.len())
+        format!("waiting for {keys} keys of the store ({} are missing: {named}{more})", missing.len())
     };
     timeout(words, deadline)
 }

@@ -90,7 +90,8 @@ impl Table {
     pub(super) fn append(&mut self, key: &[u8], value: &[u8]) -> Result<(), Refusal> {
         let Some(old) = self.values.get(key) else { return self.set(key, value.to_vec()) };
         if old.len() + value.len() > VALUE_BYTES {
-            let words = format!("appending {} bytes to the {} at key {:?}", value.len(), old.len(), String::from_utf8_lossy(key));
+            let words =
+                format!("appending {} bytes to the value of {} bytes at key {:?}", value.len(), old.len(), String::from_utf8_lossy(key));
             return Err(Refusal(format!("{words} would exceed the limit of {VALUE_BYTES}")));
         }
         self.reserve(value.len())?;

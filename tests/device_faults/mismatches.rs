@@ -343,7 +343,7 @@ fn a_capture_that_another_thread_begins_or_ends_once_the_ranks_have_compared_a_c
     alone_in_a_process(name, || {
         for begins in [true, false] {
             let [own, others] = capture_changes_meanwhile(begins);
-            let what = if begins { "another thread began to capture its stream" } else { "another thread ended the capture of its stream" };
+            let what = if begins { "another thread began to capture the stream" } else { "another thread ended the capture of the stream" };
             assert!(own.to_string().contains(what) && !own.is_timeout(), "{own}");
             assert!(others.peer().is_some_and(|peer| peer.rank == 0) && !others.is_timeout(), "{others}");
         }

@@ -37,7 +37,7 @@ fn a_call_behind_a_receive_is_told_of_its_sender_and_the_communicator_lives() {
                     let error = comm.with_timeout(Duration::from_millis(20)).all_reduce(&mut sums, ReduceOp::Sum).unwrap_err();
                     assert!(error.is_timeout() && !error.is_poisoned(), "{error}");
                     let words =
-                        "all_reduce, which has not begun: waiting for its turn behind a recv on the device, whose sender, rank 0, has";
+                        "all_reduce, which has not begun: waiting for its turn behind an earlier call (a recv on the device from rank 0,";
                     assert!(error.call().is_some_and(|call| call.starts_with(words)), "{error}");
                     called.meet();
                     receiving.join().unwrap();

@@ -251,7 +251,10 @@ fn what_cannot_be_is_refused_and_harms_nobody() {
         refused(comm.all_gather_list(&[1_u32, 2], &mut other[..1]), "1 destinations were given, but 2 are needed");
         refused(comm.all_to_all_list(&[[1_u32; 2]; 3], &mut other), "3 sources were given, but 2 are needed");
         let given = if comm.rank() == 0 { None } else { Some(&mut other[..]) };
-        refused(comm.gather_list(&[1_u32, 2], given, 0), if comm.rank() == 0 { "must pass a list of destinations" } else { "passes None" });
+        refused(
+            comm.gather_list(&[1_u32, 2], given, 0),
+            if comm.rank() == 0 { "must pass a list of destinations" } else { "must pass None" },
+        );
         refused(comm.scatter_list(Some(&[[1_u32; 2]; 2][..]).filter(|_| comm.rank() == 1), &mut [0_u32; 2], 0), "list of sources");
         refused(comm.all_gather_list(&[1_u32], &mut other), "the two lengths must be equal");
         refused(comm.start_all_gather_list(vec![1_u32], vec![vec![0_u32]]).map(drop), "1 destinations were given");

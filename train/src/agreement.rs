@@ -71,12 +71,12 @@ impl IntoPlain for ([u8; 32], u64) {
     }
 }
 
-/// Returns the length that is in the sent form.
+/// Returns the length from a digest and a length in the form in which they are sent.
 fn length(plain: &[u8; 40]) -> u64 {
     plain[32..].iter().rev().fold(0, |length, byte| length << 8 | u64::from(*byte))
 }
 
-/// Returns a text: one line for what is made, one for the settings, and the listed lines. Names and options are in
+/// Returns a text with one line for the call, one line for the settings, and the listed lines. Names and options are in
 /// their debug form, which contains no line ends.
 fn text(what: &str, listed: &Listed, settings: &str) -> String {
     let mut text = format!("{what}\n{settings}\n");
@@ -84,7 +84,7 @@ fn text(what: &str, listed: &Listed, settings: &str) -> String {
     text
 }
 
-/// Describes in words, for each of two texts, what the rank made and the first other line that differs.
+/// Describes two ranks' texts in words. Each description names the rank's call and the first other line that differs.
 fn first_difference(first: &str, second: &str, noun: &str) -> (String, String) {
     let ((first_what, first), (second_what, second)) = (split(first), split(second));
     let (first, second) = match first == second {

@@ -22,7 +22,7 @@ pub(super) trait AnyFlat: Send + Any {
 
     fn len(&self) -> usize;
 
-    /// Returns the bytes of its memory, even while a call has that memory.
+    /// Returns the size of the buffer's memory in bytes, even while a call uses that memory.
     fn bytes(&self) -> usize;
 
     /// Starts to gather every rank's share into this buffer.
@@ -34,11 +34,11 @@ pub(super) trait AnyFlat: Send + Any {
     /// Starts to reduce the buffer over all ranks. The result is the whole buffer, on every rank.
     fn start_all_reduce(&mut self, comm: &Communicator, op: ReduceOp) -> Result<()>;
 
-    /// Waits until its call has ended.
+    /// Waits until the call on this buffer has ended.
     fn wait(&mut self) -> Result<()>;
 
-    /// Copies a range of this buffer to `into`, from element `start` of `into` on. Converts the elements if the types
-    /// differ.
+    /// Copies a range of this buffer to `into`, beginning at element `start` of `into`. Converts the elements if the
+    /// types differ.
     fn copy_part(&self, range: Range<usize>, into: &mut dyn AnyFlat, start: usize) -> Result<()>;
 
     /// Adds a range of this buffer to all elements of `into`, which has the same type.
@@ -53,10 +53,10 @@ pub(super) trait AnyFlat: Send + Any {
     /// Adds up the squares of all elements.
     fn add_squares(&self, sums: &mut Squares) -> Result<()>;
 
-    /// Returns its `Flat`.
+    /// Returns the buffer's `Flat`.
     fn flat(&self) -> Result<&dyn Any>;
 
-    /// Returns its `Flat` for writing.
+    /// Returns the buffer's `Flat` for writing.
     fn flat_mut(&mut self) -> Result<&mut dyn Any>;
 }
 
@@ -109,7 +109,7 @@ fn other_type(dtype: DType, asked: DType) -> Error {
     Error::argument("train", format!("elements of {asked} were requested from a buffer of {dtype}"))
 }
 
-/// Returns the error for a buffer that a call still has, or has lost.
+/// Returns the error for a buffer that a call still uses, or that a failed call has lost.
 fn away() -> Error {
     Error::argument("train", "this buffer is in use by a call, or was lost when an earlier step failed")
 }

@@ -69,8 +69,8 @@ pub(super) struct Lent<'a> {
 pub(super) trait AnyBucket: Send + Any {
     fn layout(&self) -> &BucketLayout;
 
-    /// Allocates the buffer of its gradients. On the host this is collective: if one rank fails, all fail. On a device
-    /// it is local.
+    /// Allocates the buffer of the bucket's gradients. In host memory, this call is collective: if one rank fails, all
+    /// fail. On a device, it is local.
     fn allocate(&mut self, comm: &Communicator, place: &Place) -> Result<()>;
 
     /// Overwrites one gradient with zeros.
@@ -79,7 +79,7 @@ pub(super) trait AnyBucket: Send + Any {
     /// Passes the gradients to the hook.
     fn start(&mut self, comm: &Communicator) -> Result<()>;
 
-    /// Advances the hook. Returns whether it is done.
+    /// Advances the hook. Returns whether the hook is done.
     fn advance(&mut self, comm: &Communicator) -> Result<bool>;
 
     /// Adds up the squares of the elements in `range`.
@@ -161,7 +161,8 @@ impl<T: Float> Bucket<T> {
         self.share.as_mut().ok_or_else(whole)
     }
 
-    /// Returns the bucket's own buffer for this step's gradients. It then replaces a given buffer.
+    /// Returns the bucket's own buffer for this step's gradients. If a given buffer has replaced the own buffer, the
+    /// own buffer takes its place again.
     fn own_mut(&mut self) -> Result<&mut Flat<T>> {
         if self.own.is_some() {
             self.flat = self.own.take();

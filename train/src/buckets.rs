@@ -64,11 +64,11 @@ use collectives::{Error, Result};
 /// The state of a parameter in this step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// No part of its gradient has arrived.
+    /// No part of the parameter's gradient has arrived.
     Empty,
-    /// A part of its gradient has arrived, and more will.
+    /// A part of the parameter's gradient has arrived, and further parts will.
     Accumulated,
-    /// All of its gradient has arrived.
+    /// The whole gradient of the parameter has arrived.
     Ready,
 }
 

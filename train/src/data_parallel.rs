@@ -44,7 +44,7 @@ use collectives::{Error, Result};
 /// # Ok::<(), collectives::Error>(())
 /// ```
 ///
-/// If a framework returns all gradients at once, [`average`](Self::average) does the same in one call.
+/// If a framework returns all gradients at once, pass them to [`average`](Self::average), which makes all these calls.
 ///
 /// **Order.** Every rank launches the buckets in the order of their numbers, so parameters may become ready in
 /// different orders on different ranks. If you make other collectives on the same communicator between the first
@@ -54,14 +54,16 @@ use collectives::{Error, Result};
 ///
 /// **Errors.** A call that passes a wrong length or type, or the same gradient again, is refused and has no effect.
 /// `finish` returns the errors of background calls. After a lost peer, a timeout or a mismatch, every later call
-/// returns `Poisoned`. Then make a new `DataParallel` with the result of [`Communicator::shrink`].
+/// returns `Poisoned`. In that case, make a new `DataParallel` with the communicator that [`Communicator::shrink`]
+/// returns.
 ///
 /// **Memory.** The buckets hold every gradient once, in memory from [`Communicator::alloc`]. The documentation of each
 /// hook says how much memory it adds. The caller's own gradients are copied and can be freed as soon as `ready`
 /// returns. A [given](Self::give) gradient occupies memory in addition to its bucket, until it is
 /// [taken](Averaged::take) or the next step's gradient replaces it.
 ///
-/// On one rank, a step makes a communicator call only to apply the weight of a `PreMulSum`, or in your own hook.
+/// If there is only one rank, a step makes a communicator call only to apply the weight of a `PreMulSum`, or if your
+/// own hook makes one.
 pub struct DataParallel {
     buckets: Buckets,
 }
@@ -73,37 +75,41 @@ const _: () = {
 };
 
 impl DataParallel {
-    /// Makes the buckets of a model's parameters. List the parameters in the order in which the forward pass uses them;
-    /// the backward pass then uses them in the reverse order. Collective.
+    /// Makes the buckets of a model's parameters. List the parameters in the order in which the forward pass uses them.
+    /// The backward pass then uses them in the reverse order. Collective.
     ///
     /// # Errors
     ///
-    /// `Mismatch`, which names the first parameter or setting in which two ranks differ; `InvalidArgument` for types
-    /// that gradients cannot have; `Unsupported` for an op other than `Avg`, `Sum` and `PreMulSum`; and the errors of
-    /// [`Communicator::alloc`].
+    /// - `Mismatch` if two ranks differ in a parameter or a setting. The error names the first difference.
+    /// - `InvalidArgument` if a parameter has a type that gradients cannot have.
+    /// - `Unsupported` if the op is not `Avg`, `Sum` or `PreMulSum`.
+    /// - The errors of [`Communicator::alloc`].
     #[doc(alias = "DistributedDataParallel")]
     pub fn new(comm: &Communicator, parameters: Vec<Parameter>, options: Options) -> Result<Self> {
         let buckets = Buckets::new(comm, "DataParallel::new", parameters, &options, &Place::Host, Ending::Whole)?;
         Ok(Self { buckets })
     }
 
-    /// Does the same as [`new`](Self::new), but with the buckets on the stream's device, which must be the
-    /// communicator's. Gradients are copied into the buckets on `stream`, on which the backward pass runs. Meanwhile,
-    /// reductions run on the communicator's stream ([`Device::stream`](collectives::Device::stream), or that of
+    /// Makes the buckets like [`new`](Self::new), but on the stream's device, which must be the communicator's device.
+    /// Gradients are copied into the buckets on `stream`, on which the backward pass runs. Meanwhile, reductions run on
+    /// the communicator's stream ([`Device::stream`](collectives::Device::stream), or the stream that was passed to
     /// [`Communicator::with_stream`]). The buckets' events order the work on the two streams, so `finish` does not wait
     /// for the device. Use the results of [`Averaged`] on `stream`, or order their use by cudarc's events.
     ///
     /// Accumulation, norms and clipping are done by the crate's kernels on `stream`. The hook
     /// [`Compress`](super::Compress) has its own `on_device`; [`PowerSgd`](super::PowerSgd) supports only host memory.
     ///
-    /// Making the first buckets on a device loads those kernels. The driver may then wait for work in progress on the
-    /// device. So make the buckets while no device call is in progress.
+    /// The first buckets that are made on a device load these kernels. The driver may then wait for work in progress on
+    /// the device. So make the buckets while no device call is in progress.
     ///
     /// # Errors
     ///
-    /// The errors of [`new`](Self::new); `NoDevice` if a communicator of several ranks has no device backend;
-    /// `InvalidArgument` if the stream is on another device; and `Cuda` if the driver fails. If one rank fails, all
-    /// fail: the others get an `Io` that names the failing rank.
+    /// - The errors of [`new`](Self::new).
+    /// - `NoDevice` if a communicator of several ranks has no device backend.
+    /// - `InvalidArgument` if the stream is on another device.
+    /// - `Cuda` if the driver fails.
+    ///
+    /// If one rank fails, all fail: the others get an `Io` that names the failing rank.
     #[cfg(feature = "cuda")]
     pub fn on_device(
         comm: &Communicator,
@@ -121,8 +127,9 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// The errors of `make`, which leave all hooks unchanged; `InvalidArgument` if a gradient of the current step was
-    /// already passed; and `Poisoned` after a step that failed.
+    /// - The errors of `make`. All hooks then stay unchanged.
+    /// - `InvalidArgument` if a gradient of the current step was already passed.
+    /// - `Poisoned` after a step that failed.
     #[doc(alias = "register_comm_hook")]
     pub fn set_hooks<T: Float>(&mut self, make: impl FnMut(&BucketLayout) -> Result<Box<dyn Hook<T>>>) -> Result<()> {
         self.buckets.set_hooks(make)
@@ -154,8 +161,12 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the length or type is not the parameter's, or if its gradient is already ready; `Poisoned`
-    /// after a step that failed.
+    /// - `InvalidArgument` if there is no such parameter, or the length or type is not the parameter's.
+    /// - `InvalidArgument` unless the gradient and the buckets are both in host memory, or both in memory of the same
+    ///   `CudaContext`.
+    /// - `InvalidArgument` if [`ready`](Self::ready) has already taken this step's gradient of the parameter.
+    /// - `Poisoned` after a step that failed.
+    /// - On a device, also `Cuda` if the driver fails.
     #[doc(alias = "no_sync")]
     pub fn accumulate<B>(&mut self, parameter: usize, gradient: &B) -> Result<()>
     where
@@ -164,13 +175,19 @@ impl DataParallel {
         self.buckets.take("accumulate", parameter, gradient.memory(), false)
     }
 
-    /// Passes a parameter's gradient, or, after [`accumulate`](Self::accumulate), the last part of it. If that fills a
-    /// bucket, and all buckets before it have been launched, the bucket is launched. Does not wait for other ranks.
+    /// Passes a parameter's gradient, or, after [`accumulate`](Self::accumulate), the last part of it. If the gradient
+    /// fills its bucket, and all earlier buckets have been launched, the bucket is launched. Does not wait for other
+    /// ranks.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the length or type is not the parameter's, or if its gradient is already ready in this
-    /// step; `Poisoned` after a step that failed; and the errors of a hook.
+    /// - `InvalidArgument` if there is no such parameter, or the length or type is not the parameter's.
+    /// - `InvalidArgument` unless the gradient and the buckets are both in host memory, or both in memory of the same
+    ///   `CudaContext`.
+    /// - `InvalidArgument` if this step's gradient of the parameter was already passed.
+    /// - `Poisoned` after a step that failed.
+    /// - The errors of a hook.
+    /// - On a device, also `Cuda` if the driver fails.
     pub fn ready<B>(&mut self, parameter: usize, gradient: &B) -> Result<()>
     where
         B: Buffer<Element: Float> + ?Sized,
@@ -178,16 +195,16 @@ impl DataParallel {
         self.buckets.take("ready", parameter, gradient.memory(), true)
     }
 
-    /// Does the same as [`ready`](Self::ready), but takes ownership of the gradient: a vector, memory from
-    /// [`Communicator::alloc`], or a cudarc slice. The gradient's buffer becomes the bucket's, without a copy, if three
-    /// conditions hold:
+    /// Passes a parameter's gradient like [`ready`](Self::ready), but takes ownership of it. The gradient can be a
+    /// vector, memory from [`Communicator::alloc`], or a cudarc slice. Its buffer becomes the bucket's buffer, without
+    /// a copy, if three conditions are met:
     ///
     /// - The gradient is alone in its bucket ([`Options::own_bucket_bytes`]).
     /// - Nothing was accumulated for it.
     /// - If it is a cudarc slice, it belongs to the same `CudaContext` as the buckets' stream.
     ///
-    /// Otherwise the gradient is copied and freed. [`Averaged::take`] moves the mean out again. Ranks need not do the
-    /// same: one rank may give a gradient that another rank passes to [`ready`](Self::ready).
+    /// Otherwise the gradient is copied and freed. [`Averaged::take`] moves the mean out again. Ranks need not make the
+    /// same choice: one rank may give a gradient that another rank passes to [`ready`](Self::ready).
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -217,15 +234,16 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` on every rank if one rank gave no gradient for a parameter ([`Missing`](super::Missing) can
-    /// change that), and the errors of any collective.
+    /// - `InvalidArgument` on every rank if one rank passed no gradient for a parameter. With
+    ///   [`Missing::Zeros`](super::Missing::Zeros), this is not an error.
+    /// - The errors of any collective.
     pub fn finish(&mut self) -> Result<Averaged<'_>> {
         self.buckets.finish("finish")?;
         Ok(Averaged { buckets: &mut self.buckets, done: Done::default() })
     }
 
-    /// Averages all gradients in place: calls [`ready`](Self::ready) for each, the last first, and
-    /// [`finish`](Self::finish). Takes one gradient for each parameter, in order. Collective.
+    /// Averages all gradients in place. Calls [`ready`](Self::ready) for each gradient, from the last to the first, and
+    /// then [`finish`](Self::finish). Takes one gradient for each parameter, in order. Collective.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -243,8 +261,9 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// The errors of these two calls, and `InvalidArgument` if there are not as many gradients as parameters. If one
-    /// gradient is refused, none is taken, and this rank can call again with correct ones.
+    /// The errors of [`ready`](Self::ready) and [`finish`](Self::finish), and `InvalidArgument` if there are not as
+    /// many gradients as parameters. If one gradient is refused, `average` takes none of them, and this rank can call
+    /// it again with correct gradients.
     pub fn average<B>(&mut self, gradients: &mut [B]) -> Result<()>
     where
         B: BufferMut<Element: Float>,
@@ -262,8 +281,8 @@ impl fmt::Debug for DataParallel {
     }
 }
 
-/// The averaged gradients of a step, with the same bits on every rank. They last until the next step begins; see
-/// [`DataParallel::finish`].
+/// The averaged gradients of a step, with the same bits on every rank. You can use the gradients until the next step
+/// begins. See [`DataParallel::finish`].
 pub struct Averaged<'a> {
     buckets: &'a mut Buckets,
     done: Done,
@@ -295,7 +314,10 @@ impl Averaged<'_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for any other buffer.
+    /// - `InvalidArgument` if there is no such parameter, or the buffer has another type or length.
+    /// - `InvalidArgument` unless the buffer and the buckets are both in host memory, or both in memory of the same
+    ///   `CudaContext`.
+    /// - On a device, also `Cuda` if the driver fails.
     pub fn copy_to<B>(&self, parameter: usize, destination: &mut B) -> Result<()>
     where
         B: BufferMut<Element: Float> + ?Sized,
@@ -303,40 +325,44 @@ impl Averaged<'_> {
         self.buckets.copy_to("copy_to", parameter, destination)
     }
 
-    /// Moves a parameter's gradient out. Returns the buffer that was [given](DataParallel::give) for it, or the buffer
-    /// that a hook returned instead. If no buffer was given, returns a copy. On a device, allocating a copy waits for
-    /// the caller's stream, without a time limit.
+    /// Moves a parameter's gradient out. Returns the buffer that was [given](DataParallel::give) for the gradient, or
+    /// the buffer that a hook returned instead. If no buffer was given, returns a copy. On a device, allocating a copy
+    /// waits for the caller's stream, without a time limit.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if there is no such parameter, `T` is not its type, or its gradient was already taken; on a
-    /// device also `Cuda`. After a gradient was taken, [`gradient`](Self::gradient), [`copy_to`](Self::copy_to) and
-    /// [`norm`](Self::norm) return `InvalidArgument` too, until the next step.
+    /// - `InvalidArgument` if there is no such parameter, or `T` is not its type.
+    /// - `InvalidArgument` if its gradient was already taken.
+    /// - On a device, also `Cuda` if the driver fails.
+    ///
+    /// After a gradient was taken, [`gradient`](Self::gradient), [`copy_to`](Self::copy_to) and [`norm`](Self::norm)
+    /// return `InvalidArgument` too, until the next step.
     pub fn take<T: Float>(&mut self, parameter: usize) -> Result<Flat<T>> {
         self.buckets.move_out("take", parameter)
     }
 
-    /// Returns the norm of all gradients together: the root of the sum of all squares, summed in `f64`. Every rank gets
-    /// the same bits.
+    /// Returns the norm of all gradients together: the square root of the sum of all elements' squares, computed in
+    /// `f64`. Every rank gets the same bits.
     ///
-    /// On a device, kernels on the caller's stream sum the squares, and this waits for that stream. Each gradient is
-    /// read once. The order of the sum differs from the host's: for n elements the two norms differ by at most (n +
-    /// 2)·2⁻⁵³ of the norm.
+    /// On a device, kernels on the caller's stream sum the squares, and this call waits for that stream. Each gradient
+    /// is read once. The kernels add the squares in another order than the host. For n elements, the two norms differ
+    /// by at most (n + 2)·2⁻⁵³ of the norm.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if a gradient was [taken](Self::take); on a device also `Cuda`, `Timeout` after the
-    /// communicator's timeout, and `Poisoned`.
+    /// `InvalidArgument` if a gradient was [taken](Self::take). On a device, also `Cuda`, `Poisoned`, and `Timeout`
+    /// after the communicator's timeout.
     pub fn norm(&self) -> Result<f64> {
         self.buckets.check_all_there("norm")?;
         self.buckets.sum_of_squares(|layout| 0..layout.len).map(f64::sqrt)
     }
 
     /// Scales all gradients down to a [`norm`](Self::norm) of `limit`, if their norm is larger. Returns the norm before
-    /// scaling. If that norm is not finite, the gradients stay unchanged: skip the step. Each product is computed in
-    /// `f64` and rounded once.
+    /// scaling. If that norm is not finite, the gradients stay unchanged. In that case, skip the step. Each product is
+    /// computed in `f64` and rounded once.
     ///
-    /// On a device, this waits as [`norm`](Self::norm) does, and queues the multiplications.
+    /// On a device, this call waits for the caller's stream like [`norm`](Self::norm), and then queues the
+    /// multiplications.
     ///
     /// # Errors
     ///
@@ -350,8 +376,9 @@ impl Averaged<'_> {
     }
 
     /// Clips these gradients by a norm that covers other gradients too. If `norm` is larger than `limit`, multiplies
-    /// these gradients by `limit / norm`, as [`clip_norm`](Self::clip_norm) does. If `norm` is not finite, they stay
-    /// unchanged. Makes no collective call: every rank must pass the same bits, so that all ranks compute the same.
+    /// these gradients by `limit / norm`, as [`clip_norm`](Self::clip_norm) does. If `norm` is not finite, these
+    /// gradients stay unchanged. Makes no collective call. Every rank must pass a `norm` with the same bits, so that
+    /// all ranks get the same gradients.
     ///
     /// With tensor parallelism, ranks have different parameters, and the norm must cover all of them:
     ///
@@ -382,7 +409,7 @@ impl Averaged<'_> {
     /// # Errors
     ///
     /// `InvalidArgument` if the limit is not a positive number, the norm is negative, or a gradient was
-    /// [taken](Self::take). On a device also `Cuda`.
+    /// [taken](Self::take). On a device, also `Cuda` if the driver fails.
     pub fn clip_to(&mut self, norm: f64, limit: f64) -> Result<()> {
         let factor = clipping("clip_to", limit)?;
         check_norm(norm)?;
@@ -398,7 +425,8 @@ impl Averaged<'_> {
 
     /// Divides all gradients by a loss's scale. The scaler records whether a gradient is infinite, NaN, or so large
     /// that an `f64` cannot hold its square. Call this once a step, before [`clip_norm`](Self::clip_norm). Each
-    /// quotient is computed in `f64` and rounded once. On a device, this waits as [`norm`](Self::norm) does.
+    /// quotient is computed in `f64` and rounded once. On a device, this call waits for the caller's stream like
+    /// [`norm`](Self::norm).
     ///
     /// # Errors
     ///

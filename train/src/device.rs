@@ -141,7 +141,10 @@ fn same_context(stream: &CudaStream, context: &Arc<CudaContext>) -> Result<()> {
         return Ok(());
     }
     let (own, other) = (stream.context().ordinal(), context.ordinal());
-    Err(Error::argument("train", format!("the buffer is on device {other}, or in another context; the buckets are on device {own}")))
+    Err(Error::argument(
+        "train",
+        format!("the buffer (device {other}) and the buckets (device {own}) are on different devices or in different contexts"),
+    ))
 }
 
 /// Returns the error for elements that a buffer does not have.
@@ -161,7 +164,7 @@ fn aligned<T>(address: u64) -> Result<()> {
         0 => Ok(()),
         _ => Err(Error::argument(
             "train",
-            format!("a gradient at {address:#x}: it must be at a multiple of the element size, {} B", size_of::<T>()),
+            format!("a gradient begins at {address:#x}, but its address must be a multiple of the element size, {} B", size_of::<T>()),
         )),
     }
 }

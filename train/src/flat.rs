@@ -56,8 +56,8 @@ impl Place {
 
 /// The gradients of one bucket, in contiguous memory. Every collective accepts it as a buffer.
 ///
-/// It can also be made from a vector, from memory of [`Communicator::alloc`], or from a cudarc slice.
-/// [`DataParallel::give`] takes one, and [`Averaged::take`] returns one.
+/// A `Flat` can also be made from a vector, from memory of [`Communicator::alloc`], or from a cudarc slice.
+/// [`DataParallel::give`] takes a `Flat`, and [`Averaged::take`] returns a `Flat`.
 ///
 /// [`DataParallel::give`]: super::DataParallel::give
 /// [`Averaged::take`]: super::Averaged::take
@@ -106,7 +106,10 @@ fn reachable(comm: &Communicator, stream: &CudaStream) -> Result<()> {
         return Ok(());
     }
     let (own, other) = (device.ordinal(), stream.context().ordinal());
-    Err(Error::argument(CALL, format!("the stream is on device {other}, or in another context; the communicator is on device {own}")))
+    Err(Error::argument(
+        CALL,
+        format!("the stream (device {other}) and the communicator (device {own}) are on different devices or in different contexts"),
+    ))
 }
 
 impl<T: Float> Flat<T> {
@@ -123,8 +126,9 @@ impl<T: Float> Flat<T> {
     ///
     /// # Errors
     ///
-    /// `NoDevice` if the communicator has no device, `InvalidArgument` if the stream is on another device or in another
-    /// context, and `Cuda`.
+    /// - `NoDevice` if the communicator has no device.
+    /// - `InvalidArgument` if the stream is on another device or in another context.
+    /// - `Cuda` if the driver fails.
     #[cfg(feature = "cuda")]
     pub fn on_device(comm: &Communicator, stream: &Arc<CudaStream>, len: usize) -> Result<Self> {
         Self::in_place(comm, &Place::on_device(stream), len)
@@ -149,11 +153,11 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Returns its elements, in host memory.
+    /// Returns the elements, which are in host memory.
     ///
     /// # Errors
     ///
-    /// `Unsupported` if they are on a device.
+    /// `Unsupported` if the elements are on a device.
     pub fn host(&self) -> Result<&[T]> {
         match &self.0 {
             Elements::Host(buffer) => Ok(buffer),
@@ -162,7 +166,7 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Returns its elements for writing.
+    /// Returns the elements for writing.
     ///
     /// # Errors
     ///
@@ -175,7 +179,7 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Returns its elements if they are on a device.
+    /// Returns the elements if they are on a device.
     #[cfg(feature = "cuda")]
     #[must_use]
     pub fn device(&self) -> Option<&CudaSlice<T>> {
@@ -185,8 +189,8 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Returns its elements for writing, if they are on a device. You may replace the slice: the new one is used on the
-    /// same stream. If the new slice belongs to another context, its use is refused with `InvalidArgument`.
+    /// Returns the elements for writing, if they are on a device. You may replace the slice. The new slice is used on
+    /// the same stream. If the new slice belongs to another context, later calls return `InvalidArgument`.
     #[cfg(feature = "cuda")]
     pub fn device_mut(&mut self) -> Option<&mut CudaSlice<T>> {
         match &mut self.0 {
@@ -195,7 +199,7 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Returns its elements as a vector: the vector that was given, or a copy.
+    /// Returns the elements as a vector. If this value was made from a vector, returns that vector, otherwise a copy.
     ///
     /// # Errors
     ///
@@ -208,7 +212,7 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Returns its elements if they are on a device.
+    /// Returns the elements if they are on a device.
     #[cfg(feature = "cuda")]
     #[must_use]
     pub fn into_device(self) -> Option<CudaSlice<T>> {
@@ -348,14 +352,15 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Converts the elements of another buffer into this one. Both must have the same length, and be in host memory or
-    /// on the same device. Each element is converted to `f32`, multiplied by the weight, rounded to `f32` and then to
-    /// `T`. On a device this is queued on this buffer's stream, and gives the same bits as on the host, except for
-    /// NaNs.
+    /// Converts the elements of another buffer into this one. Both buffers must have the same length. Both must be in
+    /// host memory, or both on the same device. Each element is converted to `f32`, multiplied by the weight, rounded
+    /// to `f32` and then to `T`. On a device, this conversion is queued on this buffer's stream, and gives the same
+    /// bits as on the host, except for NaNs.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if lengths, places or contexts differ, and `Cuda`.
+    /// `InvalidArgument` if the lengths differ, or if the buffers are not in the same memory and context. On a device,
+    /// also `Cuda` if the driver fails.
     pub fn convert_from<F: Float>(&mut self, from: &Flat<F>, weight: f64) -> Result<()> {
         let (len, given) = (self.memory().len(), from.memory().len());
         if len != given {

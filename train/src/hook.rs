@@ -16,23 +16,23 @@ use collectives::{Error, Result};
 /// A hook with several calls waits for one of them in each round, and starts the next. For an empty bucket, `start` and
 /// `advance` are not called.
 ///
-/// If buckets are on a device, calls on `comm` are queued on its stream. A hook does its own work on the stream of the
-/// slice ([`Flat::device_mut`]), which is the caller's stream. cudarc's events order the work on the two streams, so
-/// `start` and `advance` need not wait for the device.
+/// If buckets are on a device, calls on `comm` are queued on the communicator's stream. A hook does its own work on the
+/// stream of the slice ([`Flat::device_mut`]), which is the caller's stream. cudarc's events order the work on the two
+/// streams, so `start` and `advance` need not wait for the device.
 pub trait Hook<T: Float>: Send {
     /// Takes this rank's gradients and starts the first call.
     ///
     /// # Errors
     ///
-    /// After an error, the step fails, and no other step can follow.
+    /// If the hook returns an error, the step fails, and no other step can follow.
     fn start(&mut self, comm: &Communicator, gradients: Flat<T>) -> Result<()>;
 
-    /// Waits for the call that was started last. Then starts the next one, or returns the averaged gradients, in the
-    /// buffer that `start` took or in another one of the same length.
+    /// Waits for the call that was started last. Then either starts the next call or returns the averaged gradients.
+    /// The gradients are in the buffer that `start` took, or in another buffer of the same length.
     ///
     /// # Errors
     ///
-    /// After an error, the step fails, and no other step can follow.
+    /// If the hook returns an error, the step fails, and no other step can follow.
     fn advance(&mut self, comm: &Communicator) -> Result<Progress<T>>;
 }
 
@@ -112,18 +112,19 @@ impl<T: Float> Hook<T> for ReduceScatter<T> {
 /// many bytes as with `f32`.
 ///
 /// Each rank's gradient is converted to `f32`, weighted (by 1/n for a mean), rounded to `f32` and then to `C`. The
-/// ranks' values are summed as `C`, and converted back via `f32`. For a mean over n ranks of numbers in `C`'s normal
-/// range, the error, relative to the sum of the weighted magnitudes, is at most the sum of:
+/// ranks' values are summed as `C`, and converted back via `f32`. Consider a mean over n ranks, of numbers in `C`'s
+/// normal range. The error of this mean, divided by the sum of the weighted magnitudes, is at most the sum of:
 ///
 /// - 2⁻¹¹ (`f16`) or 2⁻⁸ (`bf16`) for the rounding to `C`,
 /// - at most the same amount for each partial sum that is sent,
 /// - 2⁻²³ for the roundings to `f32`. So a `Compress<f64, f64>` has the precision and range of `f32`.
 ///
-/// Numbers below `C`'s normal range are rounded to multiples of its smallest number. That is 6·10⁻⁸ in `f16`, for
-/// numbers below 6·10⁻⁵, and 9·10⁻⁴¹ in `bf16`, for numbers below 10⁻³⁸. A value of at most half the smallest number
-/// becomes zero. In `f16`, values that round beyond 65504 become infinite.
+/// Numbers below `C`'s normal range are rounded to multiples of the smallest number of type `C`. In `f16`, the smallest
+/// number is 6·10⁻⁸, and the normal range begins at 6·10⁻⁵. In `bf16`, the smallest number is 9·10⁻⁴¹, and the normal
+/// range begins at 10⁻³⁸. A value of at most half the smallest number becomes zero. In `f16`, values that round beyond
+/// 65504 become infinite.
 ///
-/// For each bucket, this hook needs another buffer, with as many `C`s as the bucket has elements.
+/// For each bucket, this hook needs another buffer, which has the bucket's length and elements of type `C`.
 ///
 /// ```
 /// # use collectives::{Communicator, ReduceOp, bf16};

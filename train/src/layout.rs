@@ -10,22 +10,23 @@ use collectives::DType;
 use collectives::ReduceOp;
 use collectives::{Error, Result};
 
-/// Options for how gradients are put into buckets and averaged. Every rank must use the same ones, except for the
+/// Options for how gradients are put into buckets and averaged. Every rank must use the same options, except for the
 /// weight of a `PreMulSum`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
-    /// The most bytes of the first bucket of an element type. Small, so that the first reduction starts early. Default:
-    /// 1 MiB. With 0 it holds one parameter. If `bucket_bytes` is 0 too, every parameter has its own bucket.
+    /// The maximum size in bytes of the first bucket of each element type. A small first bucket lets the first
+    /// reduction start early. Default: 1 MiB. With 0, the first bucket has one parameter. If `bucket_bytes` is 0 too,
+    /// every parameter has its own bucket.
     pub first_bucket_bytes: usize,
-    /// The most bytes of every other bucket. A larger parameter has its own bucket. Default: 25 MiB.
+    /// The maximum size in bytes of every other bucket. A larger parameter has its own bucket. Default: 25 MiB.
     pub bucket_bytes: usize,
     /// The size in bytes from which a parameter has its own bucket. The reduction of such a parameter's gradient starts
     /// as soon as the gradient arrives, and a [given](super::DataParallel::give) gradient is not copied. `None` means
-    /// 256 KiB in host memory. On devices, where every launch has a cost, it means that there is no such size. Default:
-    /// `None`.
+    /// 256 KiB in host memory. On devices, `None` means that there is no such size, because every launch has a cost.
+    /// Default: `None`.
     pub own_bucket_bytes: Option<usize>,
     /// How the ranks' gradients are combined: `Avg`, `Sum`, or `PreMulSum` with this rank's weight, for example its
-    /// share of the samples of the whole batch. Your own hook may ignore it. Default: `Avg`.
+    /// share of the samples of the whole batch. Your own hook may ignore this op. Default: `Avg`.
     pub op: ReduceOp,
     /// How a step treats parameters without a gradient. Default: `Refused`.
     pub missing: Missing,
@@ -38,7 +39,8 @@ pub enum Missing {
     /// costs one more all-reduce of one number per step, beside the buckets.
     #[default]
     Refused,
-    /// Their gradients count as zeros on this rank, plus what was accumulated in this step.
+    /// The gradients of these parameters count as zeros on this rank, plus the parts that were accumulated in this
+    /// step.
     Zeros,
 }
 
@@ -75,9 +77,9 @@ impl Options {
 pub struct Slot {
     /// The parameter's number, in the order in which parameters were listed.
     pub parameter: usize,
-    /// Its shape.
+    /// The parameter's shape.
     pub shape: Vec<usize>,
-    /// Its elements in the bucket.
+    /// The range of the parameter's elements in the bucket.
     pub range: Range<usize>,
 }
 
@@ -104,14 +106,15 @@ impl Slot {
 /// One flat buffer, and the gradients in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BucketLayout {
-    /// Its number: buckets are reduced in this order.
+    /// The bucket's number. Buckets are reduced in the order of their numbers.
     pub index: usize,
-    /// The type of its elements.
+    /// The type of the bucket's elements.
     pub dtype: DType,
-    /// Its gradients, contiguous, in the reverse order of the list of parameters. In a unit of
-    /// [`FullySharded`](super::FullySharded) they are in the order of the list.
+    /// The places of the bucket's gradients. The places are contiguous, in the reverse order of the list of parameters.
+    /// In a unit of [`FullySharded`](super::FullySharded), they are in the order of the list.
     pub slots: Vec<Slot>,
-    /// The number of its elements, including padding to a multiple after the last gradient.
+    /// The number of the bucket's elements. If ranks have shares of the bucket, this number includes padding after the
+    /// last gradient, to a multiple of the world size.
     pub len: usize,
 }
 
@@ -182,7 +185,7 @@ pub(super) fn unit(index: usize, parameters: &[Parameter], multiple: usize) -> R
         let range = end..end.saturating_add(checked_len(number, parameter)?);
         end = range.end;
         if end > isize::MAX as usize / dtype.size_bytes() - multiple {
-            return Err(refused("together with the parameters before it, it does not fit into the address space"));
+            return Err(refused("together with the parameters before this one, the unit does not fit into the address space"));
         }
         slots.push(Slot { parameter: number, shape: parameter.shape.clone(), range });
     }
@@ -195,7 +198,7 @@ fn checked_len(index: usize, parameter: &Parameter) -> Result<usize> {
     if !is_float(parameter.dtype) {
         return Err(refused("gradients must be f32, f64, f16 or bf16"));
     }
-    parameter.len().ok_or_else(|| refused("it has more elements than fit into the address space"))
+    parameter.len().ok_or_else(|| refused("the parameter has more elements than fit into the address space"))
 }
 
 #[cfg(test)]

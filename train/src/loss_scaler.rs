@@ -38,9 +38,9 @@ pub struct LossScalerState {
 /// In each step:
 ///
 /// 1. Multiply the loss by [`scale`](Self::scale), and run the backward pass.
-/// 2. [`unscale`](Self::unscale) the gradients that this rank's optimiser uses: the averaged gradients, or its share of
-///    them. [`Averaged`](crate::Averaged), [`Shards`](crate::Shards) and [`ReducedGradients`](crate::ReducedGradients)
-///    have a method `unscale` for the gradients that they hold.
+/// 2. Call [`unscale`](Self::unscale) with the gradients that this rank's optimiser uses: the averaged gradients, or
+///    this rank's share of them. [`Averaged`](crate::Averaged), [`Shards`](crate::Shards) and
+///    [`ReducedGradients`](crate::ReducedGradients) have a method `unscale` for the gradients that they hold.
 /// 3. Take the step if [`update`](Self::update) returns `true`.
 ///
 /// ```
@@ -78,8 +78,12 @@ impl LossScaler {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` unless the scale is a positive number, the growth factor is above 1, the backoff factor is
-    /// between 0 and 1, and the interval is not 0.
+    /// `InvalidArgument` in these cases:
+    ///
+    /// - The initial scale is not a positive number.
+    /// - The growth factor is not above 1.
+    /// - The backoff factor is not between 0 and 1.
+    /// - The growth interval is 0.
     pub fn new(options: LossScalerOptions) -> Result<Self> {
         let LossScalerOptions { initial_scale, growth_factor, backoff_factor, growth_interval } = options;
         let refused = |reason: String| Err(Error::argument("LossScaler::new", reason));
@@ -107,8 +111,8 @@ impl LossScaler {
     /// Divides gradients by the scale, in place, and records whether one of them is infinite or NaN, before or after
     /// the division. Makes one pass over the memory.
     ///
-    /// In `f16`, a value that the scale kept from becoming zero can become zero here. So widen such gradients to `f32`
-    /// first, the type that the optimiser should use.
+    /// In `f16`, small values can become zero when they are divided by the scale. So convert gradients of `f16` to
+    /// `f32` first. The optimiser should use `f32` too.
     pub fn unscale<T: Float>(&mut self, gradients: &mut [T]) {
         // In f64 the quotient of any gradient is more exact than the gradient's type, even if the scale is not a power
         // of two.
@@ -132,13 +136,15 @@ impl LossScaler {
         self.has_overflowed |= !is_finite;
     }
 
-    /// Ends a step. Returns whether the optimiser should take it: `false` on every rank if a gradient overflowed on any
-    /// rank. In that case the scale falls; after enough good steps it grows. Makes one all-reduce of 24 B. Collective.
+    /// Ends a step, and returns whether the optimiser should take the step. Returns `false` on every rank if a gradient
+    /// overflowed on any rank. In that case, the scale falls. After enough good steps, the scale grows. Makes one
+    /// all-reduce of 24 B. Collective.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` on every rank if ranks have different states, for example because only some were restored. In
-    /// that case, nothing changes. Also, the errors of [`Communicator::all_reduce`].
+    /// `InvalidArgument` on every rank if ranks have different states, for example because only some ranks called
+    /// [`restore`](Self::restore). In that case, no state changes. Also returns the errors of
+    /// [`Communicator::all_reduce`].
     pub fn update(&mut self, comm: &Communicator) -> Result<bool> {
         let bits = u64::from(self.state.scale.to_bits()) << 32 | u64::from(self.state.good_steps);
         // The maximum of the numbers. The maximum of the complements gives the minimum.
@@ -181,7 +187,7 @@ impl LossScaler {
         self.state
     }
 
-    /// Continues from a checkpoint, with these options.
+    /// Restores the state from a checkpoint. The options of this scaler stay the same.
     ///
     /// # Errors
     ///

@@ -4,8 +4,9 @@ use super::agreement::{Listed, agree};
 use collectives::Communicator;
 use collectives::{Error, Result};
 
-/// A grid of ranks with named dimensions, and a communicator along each dimension. The dimensions may be data-parallel
-/// and tensor-parallel, for example, or shards inside a host and replicas across hosts.
+/// A grid of ranks with named dimensions, and a communicator along each dimension. For example, one dimension is
+/// data-parallel, and another is tensor-parallel. Or one dimension runs over shards inside a host, and another runs
+/// over replicas across hosts.
 ///
 /// The last dimension varies fastest, as in torch's `init_device_mesh`. In `[("dp", 2), ("tp", 4)]`, ranks 0 to 3 are
 /// the first `tp` slice, and ranks 0 and 4 are one `dp` slice.
@@ -49,8 +50,10 @@ impl Mesh {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the product of the sizes is not the world size, a size is 0, or a name is empty or
-    /// repeated; `Mismatch` if ranks name different dimensions; and the errors of [`Communicator::split`].
+    /// - `InvalidArgument` if the product of the sizes is not the world size, or a size is 0.
+    /// - `InvalidArgument` if a name is empty or repeated.
+    /// - `Mismatch` if ranks name different dimensions.
+    /// - The errors of [`Communicator::split`].
     pub fn new(comm: &Communicator, dimensions: &[(&str, usize)]) -> Result<Self> {
         agree(comm, NEW, &listed(dimensions.iter().map(|(name, size)| format!("dimension {name:?} of {size}"))), "")?;
         // Errors of this check are the same on every rank.
@@ -71,15 +74,17 @@ impl Mesh {
     ///
     /// # Errors
     ///
-    /// `Unsupported` on every rank if hosts have different numbers of ranks, or the ranks of a host are not
-    /// consecutive; and the errors of [`new`](Self::new).
+    /// - `Unsupported` on every rank if hosts have different numbers of ranks, or the ranks of a host are not
+    ///   consecutive.
+    /// - The errors of [`new`](Self::new).
     pub fn by_host(comm: &Communicator, outer: &str, inner: &str) -> Result<Self> {
         let mut all = vec![[0_u64; 2]; comm.world_size()];
         comm.all_gather_into(&[[comm.local_rank() as u64, comm.local_world_size() as u64]], &mut all)?;
         let each = all[0][1];
         if let Some(rank) = all.iter().position(|[_, size]| *size != each) {
             let reason = format!(
-                "rank 0's host has {each} ranks, and rank {rank}'s has {}: a mesh by host needs equally many on every host",
+                "the host of rank 0 has {each} ranks, but the host of rank {rank} has {}: \
+                 a mesh by host needs the same number of ranks on every host",
                 all[rank][1]
             );
             return Err(Error::unsupported(BY_HOST, reason));
@@ -95,8 +100,8 @@ impl Mesh {
         Self::new(comm, &[(outer, comm.world_size() / each), (inner, each)])
     }
 
-    /// Returns the communicator along a dimension. Its ranks have the same coordinates as this rank in all other
-    /// dimensions, and are in the order of their coordinate in this one.
+    /// Returns the communicator along a dimension. The ranks of this communicator have the same coordinates as this
+    /// rank in all other dimensions. The ranks are in the order of their coordinates along this dimension.
     ///
     /// # Errors
     ///
@@ -140,15 +145,16 @@ impl Mesh {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if a dimension does not exist, a name is repeated, or no name is given; `Mismatch` if ranks
-    /// name different dimensions; and the errors of [`Communicator::split`].
+    /// - `InvalidArgument` if a dimension does not exist, a name is repeated, or no name is given.
+    /// - `Mismatch` if ranks name different dimensions.
+    /// - The errors of [`Communicator::split`].
     pub fn flatten(&self, names: &[&str]) -> Result<Communicator> {
         const CALL: &str = "Mesh::flatten";
         agree(&self.comm, CALL, &listed(names.iter().map(|name| format!("dimension {name:?}"))), "")?;
         let mut chosen = names.iter().map(|name| self.find(CALL, name)).collect::<Result<Vec<_>>>()?;
         chosen.sort_unstable();
         if chosen.is_empty() || chosen.windows(2).any(|pair| pair[0] == pair[1]) {
-            return Err(Error::argument(CALL, format!("{names:?}: expected at least one dimension, and each only once")));
+            return Err(Error::argument(CALL, format!("{names:?}: expected at least one dimension, and each dimension only once")));
         }
         let (mut color, mut key) = (0, 0);
         for (index, dimension) in self.dimensions.iter().enumerate() {

@@ -8,14 +8,14 @@ use half::{bf16, f16};
 use collectives::{DType, Data, Element};
 use collectives::{Error, Result};
 
-/// A parameter of the model, which has a gradient.
+/// The description of a model's parameter that has a gradient.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parameter {
-    /// Its name, for errors and checkpoints. Without checkpoints it need not be unique.
+    /// The parameter's name, for errors and checkpoints. If you save no checkpoints, the name need not be unique.
     pub name: String,
-    /// Its dimensions; empty for a single number.
+    /// The lengths of the parameter's dimensions. The list is empty for a single number.
     pub shape: Vec<usize>,
-    /// The type of its gradient's elements: `f32`, `f64`, `f16` or `bf16`.
+    /// The type of the gradient's elements: `f32`, `f64`, `f16` or `bf16`.
     pub dtype: DType,
 }
 
@@ -62,10 +62,10 @@ pub(super) fn check_fit<T: Data>(
 /// The float types of gradients: `f32`, `f64`, `f16`, `bf16`. No other type can implement this trait, since no other
 /// float is an [`Element`].
 pub trait Float: Element {
-    /// Returns its value as an `f32`. The conversion is exact, except that an `f64` is rounded to nearest.
+    /// Returns this number as an `f32`. The conversion is exact, except that an `f64` is rounded to nearest.
     fn to_f32(self) -> f32;
 
-    /// Returns its value.
+    /// Returns this number as an `f64`.
     fn to_f64(self) -> f64;
 
     /// Returns the nearest value of this type.
@@ -79,13 +79,13 @@ pub trait Float: Element {
     fn plus(self, other: Self) -> Self;
 
     /// Applies [`to_f32`](Float::to_f32) to each element. If the slices' lengths differ, converts as many elements as
-    /// both have.
+    /// the shorter slice has.
     fn widen(from: &[Self], into: &mut [f32]) {
         into.iter_mut().zip(from).for_each(|(wide, narrow)| *wide = narrow.to_f32());
     }
 
     /// Applies [`from_f32`](Float::from_f32) to each element. If the slices' lengths differ, converts as many elements
-    /// as both have.
+    /// as the shorter slice has.
     fn narrow(from: &[f32], into: &mut [Self]) {
         into.iter_mut().zip(from).for_each(|(narrow, wide)| *narrow = Self::from_f32(*wide));
     }
@@ -127,8 +127,8 @@ impl Float for f64 {
     }
 }
 
-/// Converts `value` to an `f32` that any narrower format rounds as it would round `value` itself: truncated, with the
-/// last bit set if bits were lost (rounding to odd).
+/// Rounds `value` to odd as an `f32`: truncates it, and sets the last bit if bits were lost. So if the result is
+/// rounded to a narrower format, it becomes the same number as if `value` itself were rounded to that format.
 #[inline]
 fn narrow_to_odd(value: f64) -> f32 {
     let nearest = value as f32;

@@ -13,17 +13,18 @@ use collectives::Communicator;
 use collectives::ReduceOp;
 use collectives::{Error, Result};
 
-/// Options for how [`PowerSgd`] compresses. Every rank must use the same ones.
+/// Options for how [`PowerSgd`] compresses. Every rank must use the same options.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PowerSgdOptions {
-    /// The number of columns of the thin matrices: the rank of the approximation. Default: 1.
+    /// The number of columns of the thin matrices, which is the matrix rank of the approximation. Default: 1.
     pub rank: usize,
     /// Whether to keep the error of the compression, and add it to the next step's gradient. Default: yes.
     pub error_feedback: bool,
     /// Whether each step begins with the last step's thin matrix, so that the approximation improves from step to step.
     /// Default: yes.
     pub warm_start: bool,
-    /// The number of steps at the start that are not compressed, because gradients still change fast. Default: 1000.
+    /// The number of steps at the start that send uncompressed gradients, because gradients still change fast. Default:
+    /// 1000.
     pub start_step: u64,
     /// A matrix is compressed only if it becomes smaller by at least this factor. Default: 2.
     pub min_compression_rate: f64,
@@ -40,17 +41,18 @@ impl Default for PowerSgdOptions {
 /// A hook that sends low-rank approximations of gradients (PowerSGD: Vogels, Karimireddy, Jaggi 2019).
 ///
 /// A gradient with two or more dimensions is treated as a matrix M. Its rows are the first dimension, and its columns
-/// are all others. Q comes from the step before. P becomes the mean of the ranks' M·Q, made orthonormal, and Q becomes
-/// the mean of the ranks' Mᵀ·P. Every rank then computes P·Qᵀ. If P and Q have `r` columns, a rank sends `r·(rows +
-/// columns)` numbers instead of `rows·columns`. Vectors, and matrices that are too small to benefit, are sent
-/// uncompressed with P. Everything is computed in `f32`.
+/// are all others. The thin matrix Q comes from the step before. The thin matrix P is the mean of all ranks' M·Q, with
+/// orthonormalised columns. The new Q is the mean of all ranks' Mᵀ·P. Every rank then computes P·Qᵀ. If P and Q have
+/// `r` columns, a rank sends `r·(rows + columns)` numbers instead of `rows·columns`. Vectors, and matrices that are too
+/// small to benefit, are sent uncompressed with P. Everything is computed in `f32`.
 ///
-/// A mean gradient whose matrix rank is at most `r` is reproduced exactly, except for rounding, once Q has been
-/// computed from it. For other means, the error feedback adds what was left out to later steps.
+/// If the matrix rank of the mean gradient is at most `r`, P·Qᵀ equals the mean gradient as soon as Q has been computed
+/// from it, except for rounding. For other mean gradients, the error feedback adds the part that was left out to later
+/// steps.
 ///
-/// If an element of a matrix is infinite or NaN on one rank, or becomes so during the step, the whole matrix is NaN on
-/// every rank in that step. A loss scaler can thus detect a scale that is too large. The error kept from earlier steps
-/// is then discarded, and Q is drawn again, so that later steps are correct.
+/// If an element of a matrix is infinite or NaN on one rank, or becomes infinite or NaN during the step, the whole
+/// matrix is NaN on every rank in that step. A loss scaler can thus detect a scale that is too large. The error kept
+/// from earlier steps is then discarded, and Q is drawn again, so that later steps are correct.
 ///
 /// This hook supports only buckets in host memory. On a device, its first step returns `Unsupported`.
 ///
@@ -116,15 +118,17 @@ impl<T: Float> PowerSgd<T> {
     ///
     /// # Errors
     ///
-    /// `Mismatch` if two ranks' options differ, `InvalidArgument` if the rank of the approximation is 0, `Unsupported`
-    /// for an op other than `Avg`, `Sum` and `PreMulSum`, and the errors of [`Communicator::alloc`].
+    /// - `Mismatch` if two ranks' options differ.
+    /// - `InvalidArgument` if the rank of the approximation is 0.
+    /// - `Unsupported` if the op is not `Avg`, `Sum` or `PreMulSum`.
+    /// - The errors of [`Communicator::alloc`].
     pub fn new(comm: &Communicator, layout: &BucketLayout, op: ReduceOp, options: PowerSgdOptions) -> Result<Self> {
         // With different seeds, for example, the ranks' thin matrices would not match, and no other check would detect
         // that.
         agree(comm, "PowerSgd::new", &Listed::default(), &format!("{options:?}"))?;
         weight(op, comm.world_size())?;
         if options.rank == 0 {
-            return Err(Error::argument("PowerSgd::new", "the rank is 0; it must be 1 or more"));
+            return Err(Error::argument("PowerSgd::new", "the rank of the approximation is 0; it must be 1 or more"));
         }
         let (mut matrices, mut others): (Vec<Matrix>, Vec<_>) = Default::default();
         for slot in &layout.slots {

@@ -8,7 +8,7 @@
 use collectives::Communicator;
 use collectives::{Error, Result};
 
-/// What happens if a data set cannot be divided evenly among the ranks.
+/// The treatment of the last samples of an epoch, if a data set cannot be divided evenly among the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum UnevenEnd {
     /// The first samples of the epoch are repeated at its end, until every rank has the same number, as in torch's
@@ -19,12 +19,13 @@ pub enum UnevenEnd {
     /// different ones are left out in each epoch. If samples come [in order](Sampler::in_order), the last ones are
     /// always left out.
     Drop,
-    /// Each sample is taken once. Some ranks then have one sample less than others. So let the ranks agree on the
+    /// Each sample is taken once. Some ranks then have one sample fewer than others. So let the ranks agree on the
     /// number of steps, or evaluate without collectives.
     Keep,
 }
 
-/// Divides a data set's samples among the ranks, shuffled by seed and epoch. Ranks do not communicate for this.
+/// Divides a data set's samples among the ranks, shuffled by seed and epoch. The ranks do not communicate for this
+/// division.
 ///
 /// ```
 /// use collectives::Communicator;
@@ -40,9 +41,9 @@ pub enum UnevenEnd {
 /// # Ok::<(), collectives::Error>(())
 /// ```
 ///
-/// In an epoch's order, rank r of n takes the places r, r + n, r + 2·n …, as in torch. So after k samples on every
-/// rank, the ranks have taken the first k·n places, and any number of ranks can [continue](Self::epoch_from) from
-/// there.
+/// Rank r of n ranks takes the samples at the places r, r + n, r + 2·n … in the epoch's order, as in torch. So after k
+/// samples on every rank, the ranks have taken the first k·n places, and any number of ranks can
+/// [continue](Self::epoch_from) from there.
 ///
 /// All ranks must pass the same length, seed and [`UnevenEnd`]. This is not checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,7 +69,7 @@ impl Sampler {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if `rank` is not less than `world_size`.
+    /// `InvalidArgument` if `rank` is `world_size` or more.
     pub fn of_rank(rank: usize, world_size: usize, len: usize) -> Result<Self> {
         if rank >= world_size {
             return Err(Error::argument("Sampler::of_rank", format!("rank {rank} is not below the world size {world_size}")));
@@ -94,16 +95,17 @@ impl Sampler {
         Self { end, ..self }
     }
 
-    /// Returns this rank's samples of an epoch, as indices into the data set. Each costs a few hundred nanoseconds.
+    /// Returns this rank's samples of an epoch, as indices into the data set. The computation of each index takes a few
+    /// hundred nanoseconds.
     #[must_use]
     pub fn epoch(&self, epoch: u64) -> Samples {
         self.rest_of(epoch, 0)
     }
 
     /// Returns the rest of this rank's samples in an epoch. `taken` is the number of samples that all ranks together
-    /// have already taken in this epoch: usually steps × batch size × ranks at that time. The number of ranks may have
-    /// changed. No sample is taken twice, except those [repeated](UnevenEnd::Repeat) at the end. `taken` may include
-    /// repeated samples: if all samples were taken, and some of them twice, nothing is left.
+    /// have already taken in this epoch: usually steps × batch size × number of ranks at that time. The number of ranks
+    /// may have changed since then. No sample is taken twice, except those [repeated](UnevenEnd::Repeat) at the end.
+    /// `taken` may include repeated samples: if all samples were taken, and some of them twice, nothing is left.
     ///
     /// ```
     /// use collectives_train::{Sampler, UnevenEnd};
@@ -120,9 +122,9 @@ impl Sampler {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if `taken` is more than the samples that an epoch can have. Without repeated samples, that is
-    /// the length of the data set. With repeated samples, it is twice the length minus one, or the number of ranks if
-    /// that is larger.
+    /// `InvalidArgument` if `taken` is larger than the number of samples that an epoch can have. Without repeated
+    /// samples, this number is the length of the data set. With repeated samples, it is twice the length minus one, or
+    /// the number of ranks if that number is larger.
     pub fn epoch_from(&self, epoch: u64, taken: usize) -> Result<Samples> {
         if taken > self.most_taken() {
             let (len, most) = (self.len, self.most_taken());

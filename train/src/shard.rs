@@ -14,11 +14,11 @@ use collectives::{Error, Result};
 
 /// This rank's share of one bucket, to be updated.
 pub struct Shard<'a> {
-    /// The bucket's number; in a [`FullySharded`](super::FullySharded), the unit's.
+    /// The number of the bucket, or of the unit in a [`FullySharded`](super::FullySharded).
     pub bucket: usize,
-    /// Its layout: the places of the parameters in it.
+    /// The bucket's layout: the places of the parameters in the bucket.
     pub layout: &'a BucketLayout,
-    /// The range of the bucket's elements that belong to this rank. Elements after the last gradient are zeros.
+    /// The range of the bucket's elements that belongs to this rank. Elements after the last gradient are zeros.
     pub range: Range<usize>,
     /// A `Flat` of the bucket's type.
     pub(super) parameters: &'a mut dyn Any,
@@ -40,7 +40,7 @@ impl Shard<'_> {
     }
 
     /// Returns the parameters, and their averaged gradients, if they are on a device. Use them on the optimiser's
-    /// stream, or order the use by cudarc's events. The loan ends when `update` returns.
+    /// stream, or order the use by cudarc's events. You can use the slices until `update` returns.
     ///
     /// # Errors
     ///

@@ -21,12 +21,12 @@ use collectives::interop::Memory;
 use collectives::{Buffer, BufferMut};
 use collectives::{Error, Result};
 
-/// Averages gradients and lets each rank update its share of the parameters. So a rank keeps only the optimiser's state
-/// for that share.
+/// Averages gradients and lets each rank update its share of the parameters. So each rank keeps the optimiser's state
+/// only for its share.
 ///
-/// A bucket's gradients are reduced and scattered in the background as it is filled; [`reduce`](Self::reduce) waits for
-/// them. Then [`Shards::update`] calls the caller's optimiser for this rank's share of each bucket. It gathers every
-/// rank's share of one bucket while it updates the next.
+/// When a bucket is full, its gradients are reduced and scattered in the background. [`reduce`](Self::reduce) waits for
+/// all buckets. Then [`Shards::update`] calls the caller's optimiser for this rank's share of each bucket. While
+/// `update` gathers all ranks' shares of one bucket, it already updates the next bucket.
 ///
 /// ```
 /// use collectives::Communicator;
@@ -57,12 +57,14 @@ use collectives::{Error, Result};
 /// ```
 ///
 /// If a reduce-scatter sums in the same order as an all-reduce, the result has the same bits as with an all-reduce and
-/// the whole optimiser on every rank. That always holds for two ranks. For more ranks it holds with
-/// [`Config::reproducible`](collectives::Config::reproducible) or in shared memory.
+/// the whole optimiser on every rank. With two ranks, the order is always the same. With more ranks, the order is the
+/// same with [`Config::reproducible`](collectives::Config::reproducible) or in shared memory.
 ///
-/// **Memory** of each of n ranks, for parameters of N bytes: N for the buckets, N/n for this rank's share of the
-/// parameters, and the caller's state for that share: 2·N/n for Adam instead of 2·N. Buckets are padded to a multiple
-/// of n elements.
+/// **Memory** of each of n ranks, in bytes, for parameters of N bytes:
+///
+/// - N for the buckets, which are padded to a multiple of n elements,
+/// - N/n for this rank's share of the parameters,
+/// - the caller's state for that share: 2·N/n for Adam instead of 2·N.
 ///
 /// **Traffic**: the same as an all-reduce of the gradients.
 ///
@@ -84,7 +86,7 @@ const _: () = {
 };
 
 impl ShardedOptimizer {
-    /// Makes the buckets of a model's parameters, as [`DataParallel::new`](super::DataParallel::new) does. Collective.
+    /// Makes the buckets of a model's parameters, like [`DataParallel::new`](super::DataParallel::new). Collective.
     ///
     /// # Errors
     ///
@@ -93,10 +95,11 @@ impl ShardedOptimizer {
         Self::in_place(comm, "ShardedOptimizer::new", &Place::Host, parameters, &options)
     }
 
-    /// Does the same as [`new`](Self::new), but with buckets and shares on the stream's device, as in
-    /// [`DataParallel::on_device`](super::DataParallel::on_device). Parameters and gradients are passed as device
+    /// Makes the buckets and shares like [`new`](Self::new), but on the stream's device, as
+    /// [`DataParallel::on_device`](super::DataParallel::on_device) does. Parameters and gradients are passed as device
     /// buffers. [`Shard::device_values`] lends device slices to the optimiser, and [`Updated::device_parameter`]
-    /// returns one. Neither [`reduce`](Self::reduce) nor [`Shards::update`] waits for the device. Collective.
+    /// returns a device slice. Neither [`reduce`](Self::reduce) nor [`Shards::update`] waits for the device.
+    /// Collective.
     ///
     /// ```no_run
     /// # use collectives_train::{Options, Parameter, ShardedOptimizer};
@@ -158,7 +161,8 @@ impl ShardedOptimizer {
         self.buckets.layouts().map(|layout| own_range(self.buckets.comm(), layout))
     }
 
-    /// Returns the number of elements of this rank's share of each bucket, for which the caller keeps state.
+    /// Returns the number of elements of this rank's share of each bucket. The caller keeps an optimiser's state for
+    /// these elements.
     pub fn shard_lens(&self) -> impl ExactSizeIterator<Item = usize> {
         self.shares().map(|range| range.len())
     }
@@ -168,7 +172,7 @@ impl ShardedOptimizer {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the length or type is not the parameter's, and the errors of [`Communicator::broadcast`].
+    /// The errors of [`load`](Self::load) and of [`Communicator::broadcast`].
     pub fn broadcast<B>(&mut self, parameter: usize, values: &mut B, root: usize) -> Result<()>
     where
         B: BufferMut<Element: Float> + ?Sized,
@@ -183,7 +187,10 @@ impl ShardedOptimizer {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the length or type is not the parameter's.
+    /// - `InvalidArgument` if there is no such parameter, or the length or type is not the parameter's.
+    /// - `InvalidArgument` unless `values` and the buckets are both in host memory, or both in memory of the same
+    ///   `CudaContext`.
+    /// - On a device, also `Cuda` if the driver fails.
     pub fn load<B>(&mut self, parameter: usize, values: &B) -> Result<()>
     where
         B: Buffer<Element: Float> + ?Sized,
@@ -208,11 +215,11 @@ impl ShardedOptimizer {
         self.buckets.typed_mut::<T>(bucket)?.share_mut()?.check_put(values)
     }
 
-    /// Does the same as [`DataParallel::accumulate`](super::DataParallel::accumulate).
+    /// Adds a part of a parameter's gradient, like [`DataParallel::accumulate`](super::DataParallel::accumulate).
     ///
     /// # Errors
     ///
-    /// The errors of that function.
+    /// The errors of [`DataParallel::accumulate`](super::DataParallel::accumulate).
     pub fn accumulate<B>(&mut self, parameter: usize, gradient: &B) -> Result<()>
     where
         B: Buffer<Element: Float> + ?Sized,
@@ -220,11 +227,11 @@ impl ShardedOptimizer {
         self.buckets.take("accumulate", parameter, gradient.memory(), false)
     }
 
-    /// Does the same as [`DataParallel::ready`](super::DataParallel::ready).
+    /// Passes a parameter's gradient, like [`DataParallel::ready`](super::DataParallel::ready).
     ///
     /// # Errors
     ///
-    /// The errors of that function.
+    /// The errors of [`DataParallel::ready`](super::DataParallel::ready).
     pub fn ready<B>(&mut self, parameter: usize, gradient: &B) -> Result<()>
     where
         B: Buffer<Element: Float> + ?Sized,
@@ -232,12 +239,12 @@ impl ShardedOptimizer {
         self.buckets.take("ready", parameter, gradient.memory(), true)
     }
 
-    /// Does the same as [`DataParallel::give`](super::DataParallel::give). A gradient is copied if its elements cannot
-    /// be divided evenly among the ranks.
+    /// Passes a parameter's gradient and takes ownership of it, like [`DataParallel::give`](super::DataParallel::give).
+    /// A gradient is copied if its elements cannot be divided evenly among the ranks.
     ///
     /// # Errors
     ///
-    /// The errors of that function.
+    /// The errors of [`DataParallel::give`](super::DataParallel::give).
     pub fn give<T: Float>(&mut self, parameter: usize, gradient: impl Into<Flat<T>>) -> Result<()> {
         self.buckets.give("give", parameter, gradient.into())
     }
@@ -268,9 +275,9 @@ pub struct Shards<'a> {
 }
 
 impl<'a> Shards<'a> {
-    /// Returns the norm of all ranks' gradients together: the root of the sum of all squares, summed in `f64`. Every
-    /// rank gets the same bits. Collective: one all-reduce of one number, on the host. On a device, this waits for this
-    /// rank's sum first.
+    /// Returns the norm of all ranks' gradients together: the square root of the sum of all elements' squares, computed
+    /// in `f64`. Every rank gets the same bits. Collective: makes one all-reduce of one number, on the host. On a
+    /// device, this call first waits for this rank's sum.
     ///
     /// # Errors
     ///
@@ -283,8 +290,9 @@ impl<'a> Shards<'a> {
         Ok(squares.sqrt())
     }
 
-    /// Does the same as [`Averaged::clip_norm`](super::Averaged::clip_norm), for all ranks' shares together.
-    /// Collective, like [`norm`](Self::norm).
+    /// Scales all ranks' shares of the gradients down to a common [`norm`](Self::norm) of `limit`, if their common norm
+    /// is larger. Returns the norm before scaling, like [`Averaged::clip_norm`](super::Averaged::clip_norm).
+    /// Collective, like `norm`.
     ///
     /// # Errors
     ///
@@ -296,12 +304,13 @@ impl<'a> Shards<'a> {
         Ok(norm)
     }
 
-    /// Does the same as [`Averaged::clip_to`](super::Averaged::clip_to), for this rank's shares. Makes no collective
-    /// call.
+    /// Clips this rank's shares of the gradients by a norm that the caller has computed, like
+    /// [`Averaged::clip_to`](super::Averaged::clip_to). Makes no collective call.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the limit is not a positive number or the norm is negative. On a device also `Cuda`.
+    /// `InvalidArgument` if the limit is not a positive number or the norm is negative. On a device, also `Cuda` if the
+    /// driver fails.
     pub fn clip_to(&mut self, norm: f64, limit: f64) -> Result<()> {
         let factor = clipping("clip_to", limit)?;
         check_norm(norm)?;
@@ -316,8 +325,9 @@ impl<'a> Shards<'a> {
         factor.map_or(Ok(()), |factor| buckets.scale(|layout| own_range(comm, layout), factor))
     }
 
-    /// Does the same as [`Averaged::unscale`](super::Averaged::unscale), for this rank's shares. [`LossScaler::update`]
-    /// informs the other ranks. Makes no collective call.
+    /// Divides this rank's shares of the gradients by a loss's scale, like
+    /// [`Averaged::unscale`](super::Averaged::unscale). [`LossScaler::update`] tells the other ranks whether a gradient
+    /// overflowed. Makes no collective call.
     ///
     /// # Errors
     ///
@@ -335,11 +345,11 @@ impl<'a> Shards<'a> {
     ///
     /// # Errors
     ///
-    /// The errors of `update`, and of any collective. After an error or a panic of `update` no step can follow: this
-    /// rank's shares have changed, and the other ranks' shares are unknown. If `update` fails on one rank, the others
-    /// are not notified. They wait for the failing rank's shares until the timeout, unless that rank aborts the
-    /// communicator ([`Communicator::abort`](collectives::Communicator::abort)). So an `update` that fails should fail
-    /// on every rank, or abort.
+    /// The errors of `update`, and of any collective. If `update` returns an error or panics, no step can follow,
+    /// because this rank's shares have changed and the other ranks' shares are unknown. If `update` fails on one rank,
+    /// the others are not notified. They wait for the failing rank's shares until the timeout, unless that rank aborts
+    /// the communicator ([`Communicator::abort`](collectives::Communicator::abort)). So an `update` that fails should
+    /// fail on every rank, or abort.
     pub fn update(self, mut update: impl FnMut(&mut Shard<'_>) -> Result<()>) -> Result<Updated<'a>> {
         let ShardedOptimizer { buckets, .. } = self.optimizer;
         buckets.go_on(|buckets| {
@@ -356,7 +366,7 @@ impl<'a> Shards<'a> {
     }
 }
 
-/// The updated parameters, which are the same on every rank. They last until the next step begins.
+/// The updated parameters, which are the same on every rank. You can use the values until the next step begins.
 pub struct Updated<'a> {
     buckets: &'a mut Buckets,
 }
@@ -387,7 +397,10 @@ impl Updated<'_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for any other buffer.
+    /// - `InvalidArgument` if there is no such parameter, or the buffer has another type or length.
+    /// - `InvalidArgument` unless the buffer and the buckets are both in host memory, or both in memory of the same
+    ///   `CudaContext`.
+    /// - On a device, also `Cuda` if the driver fails.
     pub fn copy_to<B>(&self, parameter: usize, destination: &mut B) -> Result<()>
     where
         B: BufferMut<Element: Float> + ?Sized,

@@ -6,14 +6,14 @@ use collectives::{Error, Result};
 /// The last operation on the gradients of a finished step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(super) enum Done {
-    /// They were reduced over the communicator's ranks.
+    /// The gradients were reduced over the communicator's ranks.
     #[default]
     Reduced,
-    /// They were also reduced over ranks with replicas of the model.
+    /// The gradients were also reduced over ranks with replicas of the model.
     ReducedOver,
-    /// They were divided by a loss's scale.
+    /// The gradients were divided by a loss's scale.
     Unscaled,
-    /// They were clipped. Clipping may be repeated.
+    /// The gradients were clipped. Clipping may be repeated.
     Clipped,
 }
 
@@ -29,7 +29,7 @@ impl Done {
         if self < next || next == Self::Clipped {
             return Ok(());
         }
-        let order = "call reduce_over first, then unscale, each at most once a step, then clip_norm or clip_to";
+        let order = "in each step, call reduce_over at most once, then unscale at most once, and then clip_norm or clip_to";
         Err(Error::argument(call, format!("the gradients of this step are already {before}: {order}")))
     }
 }

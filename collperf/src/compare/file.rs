@@ -123,7 +123,7 @@ impl Results {
         let document: Document =
             serde_json::from_slice(text).map_err(|error| format!("not results that collperf wrote with -J: {error}"))?;
         if document.version != VERSION {
-            return Err(format!("its format has version {}, and this collperf reads version {VERSION}", document.version));
+            return Err(format!("the file's format has version {}, and this collperf reads version {VERSION}", document.version));
         }
         let mut measured: Vec<(Cell, Vec<Figures>)> = Vec::new();
         for row in document.results {

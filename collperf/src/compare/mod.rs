@@ -62,7 +62,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     answer(&if arguments.markdown { comparison.markdown(threshold) } else { comparison.text(threshold) })?;
     draw(arguments, "two results", &comparison.heading(), &comparison.notes().join("; "), &comparison.series())?;
     if comparison.is_empty() {
-        return Err(Failure::internal("the two results have no cell in common"));
+        return Err(Failure::internal("the two results have no cell (a call of one size) in common"));
     }
     let is_worse = arguments.threshold.is_some_and(|threshold| comparison.is_worse(threshold));
     Ok(if is_worse { CHECK } else { 0 })

@@ -58,7 +58,9 @@ impl Peers {
         let names = reader.headers().map_err(|error| error.to_string())?.clone();
         let column = |wanted: &str| {
             let place = names.iter().position(|name| name == wanted);
-            place.ok_or_else(|| format!("it has no column {wanted}; give two files of -J, or one file of --csv with --cell-ms"))
+            place.ok_or_else(|| {
+                format!("the file has no column {wanted}; give two files that -J wrote, or one that --csv with --cell-ms wrote")
+            })
         };
         let wanted = ["peer", "transport", "collective", "op", "dtype", "nranks", "bytes", "lat_p50_us"];
         let places = wanted.into_iter().map(column).collect::<Result<Vec<_>, _>>()?;

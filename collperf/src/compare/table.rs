@@ -120,7 +120,7 @@ impl Comparison {
             format!("#\n# {} cells in both; time B/A: median {middle:.3}, least {least:.3}, largest {most:.3}\n", self.both.len());
         if let Some(threshold) = threshold {
             let over = self.both.iter().filter(|(_, a, b)| is_slower(a, b, threshold)).count();
-            let _ = writeln!(text, "# {over} of them took over {threshold} % longer in B");
+            let _ = writeln!(text, "# {over} of these cells took over {threshold} % longer in B");
         }
         text
     }

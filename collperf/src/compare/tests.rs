@@ -33,7 +33,7 @@ fn cells_of_both_are_compared_and_others_listed() {
         "          16       2.00       2.50  1.250          1.00        1.25  1.250      2.000      2.000  over 10 %\n",
         "# Only in A:\n#   32 B all_reduce sum float\n",
         "# Only in B:\n#   64 B all_reduce sum float\n",
-        "# 2 cells in both; time B/A: median 0.875, least 0.500, largest 1.250\n# 1 of them took over 10 % longer in B\n",
+        "# 2 cells in both; time B/A: median 0.875, least 0.500, largest 1.250\n# 1 of these cells took over 10 % longer in B\n",
     ] {
         assert!(text.contains(part), "{part:?} is not in\n{text}");
     }
@@ -141,7 +141,7 @@ fn what_are_no_cells_is_said_to_be_none() {
     }
     let quoted = format!("{head}\r\n\r\n\"MPI, 4.1\",shm,all_reduce,sum,f32,2,8,1\r\n");
     assert!(Peers::parse("x".to_owned(), &quoted).unwrap().text().contains("MPI, 4.1 (us)"));
-    assert!(Peers::parse("x".to_owned(), "{}").unwrap_err().contains("it has no column peer"));
+    assert!(Peers::parse("x".to_owned(), "{}").unwrap_err().contains("the file has no column peer"));
 }
 
 #[test]

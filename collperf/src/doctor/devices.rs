@@ -24,7 +24,7 @@ pub(super) fn look() -> Vec<Finding> {
         Err(reason) => Finding::note(
             "driver",
             reason,
-            "for GPUs: install NVIDIA's driver, and give a container its devices (docker run --gpus all). Without GPUs, \
+            "for GPUs: install NVIDIA's driver, and give containers access to the devices (docker run --gpus all). Without GPUs, \
              collectives run in host memory",
         ),
     });
@@ -98,7 +98,7 @@ fn nvlink(count: usize) -> Finding {
     type Ask = unsafe extern "C" fn(*mut c_int, sys::CUdevice_P2PAttribute, sys::CUdevice, sys::CUdevice) -> sys::CUresult;
     // SAFETY: the driver is loaded; the function has had this form since CUDA 8.
     let Ok(ask) = (unsafe { sys::culib().get::<Ask>(b"cuDeviceGetP2PAttribute\0") }) else {
-        return Finding::note("NVLink", "not known: this driver has no query for it", "run nvidia-smi nvlink --status");
+        return Finding::note("NVLink", "not known: this driver has no query for NVLink", "run nvidia-smi nvlink --status");
     };
     let is_linked = |one: usize, other: usize| {
         let mut has = 0;
@@ -109,9 +109,9 @@ fn nvlink(count: usize) -> Finding {
     };
     let without: Vec<(usize, usize)> = pairs(count).filter(|(one, other)| !is_linked(*one, *other)).collect();
     match without.len() {
-        0 => Finding::good("NVLink", "between all devices, judging by their atomics"),
+        0 => Finding::good("NVLink", "between all devices: every pair supports native atomics"),
         missing => {
-            let found = format!("not from {} ({missing} of {} pairs), judging by their atomics", listed(&without), count * (count - 1));
+            let found = format!("not from {} ({missing} of {} pairs): no native atomics there", listed(&without), count * (count - 1));
             Finding::note(
                 "NVLink",
                 found,

@@ -21,7 +21,7 @@ pub(super) type OfHost = (String, Vec<Finding>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum State {
     Good,
-    /// Something is missing that only some jobs need, or that makes jobs slower.
+    /// Some jobs need something that is missing, or jobs run slower.
     Note,
     /// Jobs fail.
     Bad,

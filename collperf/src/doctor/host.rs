@@ -54,7 +54,7 @@ fn cores(quota: Option<&str>) -> Finding {
     match allowed {
         Some(allowed) if allowed < cores as f64 => Finding::note(
             "processors",
-            format!("{cores}, of which the container may use {allowed:.1}"),
+            format!("{cores}, but the container may use {allowed:.1}"),
             "give the container as many processors as it sees: one throttled rank delays all others",
         ),
         _ => Finding::judged(
@@ -68,7 +68,7 @@ fn cores(quota: Option<&str>) -> Finding {
 
 fn load(load: Option<Load>) -> Finding {
     match load {
-        None => Finding::note("load", "not known: /proc/stat has no such figures", "mount /proc"),
+        None => Finding::note("load", "not known: /proc/stat does not show how busy the cores are", "mount /proc"),
         Some(load) => match load.note(RANKS) {
             Some(note) => Finding::note("load", note, "measure while no other programs are running; `top` lists the running ones"),
             None => Finding::good("load", format!("{:.1} of {} cores busy", load.busy, load.cores)),
@@ -79,12 +79,12 @@ fn load(load: Option<Load>) -> Finding {
 fn memory(meminfo: Option<&str>, limit: Option<&str>) -> Finding {
     let kilobytes = |line: &str| line.strip_prefix("MemAvailable:")?.trim().strip_suffix("kB")?.trim().parse::<usize>().ok();
     let Some(free) = meminfo.and_then(|text| text.lines().find_map(kilobytes)).map(|kilobytes| kilobytes.saturating_mul(1024)) else {
-        return Finding::note("memory", "not known: /proc/meminfo has no such figure", "mount /proc");
+        return Finding::note("memory", "not known: /proc/meminfo does not show the available memory", "mount /proc");
     };
     match limit.and_then(|limit| limit.parse::<usize>().ok()) {
         Some(limit) if limit < free => Finding::note(
             "memory",
-            format!("{} free, of which the container may use {}", human(free), human(limit)),
+            format!("{} free, but the container may use {}", human(free), human(limit)),
             "shared memory of ranks counts against the container's limit: leave room for it",
         ),
         _ => Finding::good("memory", format!("{} free", human(free))),
@@ -92,7 +92,7 @@ fn memory(meminfo: Option<&str>, limit: Option<&str>) -> Finding {
 }
 
 fn descriptors(limit: u64) -> Finding {
-    let advice = "ulimit -n 65536: a rank needs one for each peer on another host, and rank 0 also one for each rank";
+    let advice = "ulimit -n 65536: a rank needs one open file for each peer on another host, and rank 0 also one for each rank";
     let found = if limit == u64::MAX { "unlimited".to_owned() } else { limit.to_string() };
     match limit {
         ..LEAST_DESCRIPTORS => Finding::bad("open files (ulimit -n)", found, advice),
@@ -104,7 +104,7 @@ fn locked_memory(limit: u64, has_infiniband: bool) -> Finding {
     let subject = "memlock (ulimit -l)";
     let found = if limit == u64::MAX { "unlimited".to_owned() } else { human(limit as usize) };
     if limit == u64::MAX || !has_infiniband {
-        let why = if has_infiniband { "" } else { "; this matters only with InfiniBand, and there is none" };
+        let why = if has_infiniband { "" } else { "; the limit matters only with InfiniBand, and this machine has none" };
         return Finding::good(subject, format!("{found}{why}"));
     }
     let advice = "set ulimit -l unlimited, or LimitMEMLOCK=infinity in the systemd unit: \
@@ -116,11 +116,12 @@ fn shared_memory(path: &Path) -> Finding {
     match rustix::fs::statvfs(path) {
         Ok(facts) => {
             let free = facts.f_bavail.saturating_mul(facts.f_frsize);
-            let advice = "docker run --shm-size=2g (or an emptyDir of medium Memory): NCCL keeps its buffers there; the host backend does not need it";
+            let advice = "docker run --shm-size=2g (or an emptyDir of medium Memory): NCCL keeps its buffers in /dev/shm, \
+                          but the host backend does not need it";
             Finding::judged("/dev/shm", format!("{} free", human(free as usize)), free >= ENOUGH_SHM, advice)
         }
         Err(error) => {
-            Finding::note("/dev/shm", error, "mount a tmpfs there: NCCL keeps its buffers in it; the host backend does not need it")
+            Finding::note("/dev/shm", error, "mount a tmpfs there: NCCL keeps its buffers in /dev/shm; the host backend does not need it")
         }
     }
 }
@@ -147,7 +148,7 @@ fn identity(boot: Option<&str>) -> Finding {
         None => Finding::note(
             "identity of the host",
             "not known",
-            "mount /proc; otherwise ranks in other processes of this host are reached over TCP",
+            "mount /proc; otherwise ranks in different processes of this host communicate over TCP",
         ),
     }
 }
@@ -218,7 +219,7 @@ mod tests {
         let with = |busy| load(Some(Load { busy, cores: 2 }));
         assert_eq!((with(1.1).state, with(0.1).state), (State::Note, State::Good));
         assert!(with(1.1).found.contains("other programs keep 1.1 of 2 cores busy"));
-        assert!(memory(Some("MemAvailable: 2048 kB"), Some("1048576")).found.contains("2 MiB free, of which the container may use 1 MiB"));
+        assert!(memory(Some("MemAvailable: 2048 kB"), Some("1048576")).found.contains("2 MiB free, but the container may use 1 MiB"));
         assert_eq!(memory(Some("MemAvailable: 99999999999999999999 kB"), None).state, State::Note);
     }
 

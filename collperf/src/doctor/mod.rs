@@ -73,7 +73,7 @@ fn tell(all: &[OfHost]) -> Result<u8, Failure> {
     for (number, (host, findings)) in all.iter().enumerate() {
         let is_new = |finding: &&Finding| number == 0 || first.get(&finding.subject[..]) != Some(finding);
         let new: Vec<&Finding> = findings.iter().filter(is_new).collect();
-        text += &format!("{host}:{}\n", if new.is_empty() { " same as on the first host" } else { "" });
+        text += &format!("{host}:{}\n", if new.is_empty() { " same findings as on the first host" } else { "" });
         text.extend(new.iter().map(|finding| finding.to_string()));
     }
     answer(&text)?;

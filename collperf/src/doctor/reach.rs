@@ -96,7 +96,7 @@ impl<'a> Others<'a> {
             return Finding::good("other hosts", "none in this job");
         }
         let failed: Vec<String> = others.chunks(AT_ONCE).flat_map(closed).collect();
-        let advice = "open TCP between the hosts, all ports above 1024 (iptables -L, nft list ruleset, security groups), or select \
+        let advice = "open all TCP ports above 1024 between the hosts (see iptables -L, nft list ruleset, security groups), or select \
                       another network with COLLECTIVES_LISTEN_ADDRESS";
         match failed.len() {
             0 => Finding::good("other hosts", format!("{0} of {0} can be reached", others.len())),

@@ -5,13 +5,13 @@ use super::file::{Backend, State};
 /// One finding in the records of a communicator.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Finding {
-    /// Others have lost this rank, and it left no record.
+    /// Other ranks have lost this rank, and it left no record.
     Died { rank: usize, witnesses: Vec<usize>, call: Option<String> },
     /// These ranks left no record, and no rank reports them lost. `waiters` wait for them.
     NoRecord { ranks: Vec<usize>, waiters: Vec<usize> },
-    /// Ranks have made different calls with the same number: each call, and the ranks that made it.
+    /// Ranks have made different calls with the same number. `versions` has each call, and the ranks that made it.
     Diverged { backend: Backend, number: u64, versions: Vec<(String, Vec<usize>)> },
-    /// A rank has not reached a call in which others wait.
+    /// A rank has not reached a call in which other ranks wait.
     Behind {
         backend: Backend,
         rank: usize,
@@ -27,11 +27,11 @@ pub(super) enum Finding {
     },
     /// All ranks are in the same call.
     AllWaiting { call: String, awaited: Vec<(usize, Vec<usize>)> },
-    /// A message waits. `answer`: whether the other end has started, if its record exists.
+    /// A message waits. `answer` is whether the peer has started the matching call, if the peer's record exists.
     Message { rank: usize, message: String, peer: Option<usize>, answer: Option<bool> },
-    /// Others have lost this rank, and it wrote a record.
+    /// Other ranks have lost this rank, but it wrote a record.
     EndedEarly { rank: usize, witnesses: Vec<usize>, reason: String },
-    /// Nothing is wrong up to this number.
+    /// Nothing is wrong up to the call with the number `last`.
     Nothing { last: Option<u64> },
 }
 

@@ -152,7 +152,7 @@ fn a_rank_that_is_stuck_on_another_communicator_is_found_there() {
 fn a_call_that_everybody_is_in_says_who_waits_for_whom() {
     let waits = |rank: usize| [with(call(8, "all_reduce", "started"), json!({"waiting_for": [rank]}))];
     let verdict = verdict(&[record("world", 0, 2, &waits(1)), record("world", 1, 2, &waits(0))]);
-    says(&verdict, &["every rank has started all_reduce(sum, f32, count 4) number 8", "rank 0 for rank 1; rank 1 for rank 0"]);
+    says(&verdict, &["every rank has started all_reduce(sum, f32, count 4) number 8", "rank 0 waits for rank 1; rank 1 waits for rank 0"]);
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn ranks_that_use_communicators_in_different_orders_are_a_circle() {
     says(
         &said,
         &[
-            "each waits for the next, and the last for the first: \
+            "each rank waits for the next, and the last rank waits for the first: \
              rank 0 (host a, pid 100) waits in all_reduce(sum, f32, count 4) number 7 of communicator world; \
              rank 1 (host a, pid 101) waits in broadcast(f32, count 4, root 0) number 1 of communicator world/0; \
              use these communicators in one order on all ranks",
@@ -245,7 +245,7 @@ fn ranks_that_use_communicators_in_different_orders_are_a_circle() {
             "its process is in broadcast(f32, count 4, root 0) number 1 of communicator world/0 (id of world/0)",
         ],
     );
-    assert_eq!(said.matches("each waits").count(), 1, "{said}");
+    assert_eq!(said.matches("each rank waits").count(), 1, "{said}");
     // Both late for the same call on each: no cycle.
     let alike = [
         record("world", 0, 2, &[world.clone(), late(7, "all_reduce", 1)]),
@@ -253,7 +253,7 @@ fn ranks_that_use_communicators_in_different_orders_are_a_circle() {
         record("world/0", 1, 2, &[split]),
     ];
     let said = verdict(&alike);
-    assert!(!said.contains("each waits"), "{said}");
+    assert!(!said.contains("each rank waits"), "{said}");
 }
 
 #[test]
@@ -261,6 +261,6 @@ fn a_circle_may_go_over_three_communicators() {
     let waits = |rank: usize| [with(call(1, "barrier", "started"), json!({"waiting_for": [rank]}))];
     let records = [record("a", 0, 3, &waits(1)), record("b", 1, 3, &waits(2)), record("c", 2, 3, &waits(0))];
     let said = verdict(&records);
-    assert_eq!(said.matches("each waits").count(), 1, "{said}");
+    assert_eq!(said.matches("each rank waits").count(), 1, "{said}");
     says(&said, &["barrier number 1 of communicator a; rank 1", "number 1 of communicator b; rank 2", "of communicator c; use these"]);
 }

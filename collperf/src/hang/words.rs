@@ -14,7 +14,7 @@ impl Finding {
             }
             Finding::NoRecord { ranks, waiters } => {
                 let waiting = if waiters.is_empty() { String::new() } else { format!("; {} waited for it", list(waiters)) };
-                let why = "it was stuck outside of this communicator's calls, was killed, or its file is not in this folder";
+                let why = "it was stuck outside of this communicator's calls, it was killed, or its file is not in this folder";
                 format!("no record of {}: {why}{waiting}", group.names(ranks))
             }
             Finding::Diverged { backend, number, versions } => {
@@ -24,11 +24,11 @@ impl Finding {
             Finding::Behind { .. } => self.behind_in_words(group),
             Finding::AllWaiting { call, awaited } => {
                 let waits = |(rank, others): &(usize, Vec<usize>)| match others.is_empty() {
-                    true => format!("rank {rank} for ranks that are not known"),
-                    false => format!("rank {rank} for {}", list(others)),
+                    true => format!("rank {rank} waits for ranks that are not known"),
+                    false => format!("rank {rank} waits for {}", list(others)),
                 };
                 let said: Vec<String> = awaited.iter().map(waits).collect();
-                format!("every rank has started {call}, and it did not end; still waiting: {}", said.join("; "))
+                format!("every rank has started {call}, but the call did not end: {}", said.join("; "))
             }
             Finding::Message { rank, message, peer, answer } => {
                 let peer = peer.map_or_else(String::new, |peer| group.name(peer));
@@ -65,7 +65,7 @@ impl Finding {
             Backend::Host => format!("in which {} waited for {seconds:.1} s", list(waiting)),
             Backend::Device => format!("which {} queued on the device", list(waiting)),
         };
-        let scheduled = if *has_scheduled { "; it has queued the call in the background, behind others" } else { "" };
+        let scheduled = if *has_scheduled { "; it has queued the call in the background, behind other calls" } else { "" };
         let elsewhere = elsewhere.as_ref().map(|what| format!("; its process is in {what}")).unwrap_or_default();
         format!("{} is behind: it has not reached {call}, {waited}; {last}{scheduled}{elsewhere}", group.name(*rank))
     }

@@ -188,16 +188,17 @@ impl fmt::Display for Matrix {
         let medians = [&self.bandwidth, &self.latency].map(|figures| figures.median.median(everything).unwrap_or(0.0));
         writeln!(f, "#\n# Median: {:.2} MB/s, {:.2} us", medians[0], medians[1])?;
         if self.names.len() == 2 {
-            writeln!(f, "# One pair: its two directions are compared with each other")?;
+            writeln!(f, "# There is only one pair: its two directions are compared with each other")?;
         }
         let findings = self.findings();
         let percent = self.threshold * 100.0;
         let again = self.bandwidth.again.len();
         match findings.is_empty() {
-            true if again == 0 => writeln!(f, "# Nothing is out of line by more than {percent:.0}%"),
+            true if again == 0 => writeln!(f, "# No host or pair is out of line by more than {percent:.0}%"),
             true => writeln!(
                 f,
-                "# Nothing is out of line by more than {percent:.0}%: the first measurement had an outlier, but {again} repeats did not confirm it beyond chance"
+                "# No host or pair is out of line by more than {percent:.0}%: the first measurement had an outlier, but in {again} \
+                 repeats, it did not occur more often than chance explains"
             ),
             false => writeln!(f, "# Out of line by more than {percent:.0}%, in {again} measurements after the first:"),
         }?;
@@ -289,7 +290,7 @@ mod tests {
         assert!(first.is_suspicious() && first.findings().is_empty(), "it is measured again before it is named");
         let matrix = again_and_again([vec![once], vec![quiet; 12]].concat());
         assert!(matrix.findings().is_empty());
-        assert!(matrix.to_string().contains("the first measurement had an outlier, but 12 repeats did not confirm it beyond chance"));
+        assert!(matrix.to_string().contains("the first measurement had an outlier, but in 12 repeats, it did not occur more often"));
     }
 
     #[test]
@@ -336,6 +337,6 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
         }
-        assert!(matrix(2, &[], &[]).to_string().contains("# One pair: "));
+        assert!(matrix(2, &[], &[]).to_string().contains("# There is only one pair: "));
     }
 }

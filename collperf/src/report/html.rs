@@ -84,7 +84,9 @@ impl Page<'_> {
             Some(false) => ", less than nine tenths of NCCL_TESTS_MIN_BW",
         };
         paragraph(reached != Some(false), &format!("Mean bus bandwidth {mean_busbw:.4} GB/s{floor}."));
-        self.refused.iter().for_each(|refusal| paragraph(false, &format!("Not run, because it is not supported: {refusal}")));
+        self.refused
+            .iter()
+            .for_each(|refusal| paragraph(false, &format!("These calls were not made, because they are not supported: {refusal}")));
     }
 
     fn halves(&self) -> impl Iterator<Item = (&Row, &Half, bool)> {

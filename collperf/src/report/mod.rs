@@ -153,7 +153,7 @@ impl<'a> Report<'a> {
         self.bar.finish_and_clear();
         let refused = locked(&self.results).refused().to_vec();
         if !refused.is_empty() {
-            let mut text = String::from("# Not run, because it is not supported:\n");
+            let mut text = String::from("# These calls were not made, because they are not supported:\n");
             refused.iter().for_each(|refusal| text += &format!("#   {refusal}\n"));
             if self.has_table { self.print(&text)? } else { say(text.trim_end()) }
         }
@@ -199,7 +199,7 @@ impl<'a> Report<'a> {
     /// files, because this program then ends.
     fn unwritten(&self, doing: &str, error: &io::Error) -> Failure {
         if error.kind() == io::ErrorKind::BrokenPipe
-            && let Err(failure) = locked(&self.results).interrupt("no process reads its output any more")
+            && let Err(failure) = locked(&self.results).interrupt("no process reads collperf's output any more")
         {
             say(&failure.message);
         }

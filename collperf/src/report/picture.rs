@@ -282,7 +282,7 @@ fn legend(svg: &mut String, block: &Block<'_>) {
     }
     if block.left_out > 0 {
         let (x, y) = spot(block.series.len());
-        let _ = writeln!(svg, "<text x=\"{x}\" y=\"{y}\" fill=\"#777\">and {} more that are not drawn</text>", block.left_out);
+        let _ = writeln!(svg, "<text x=\"{x}\" y=\"{y}\" fill=\"#777\">and {} more lines that are not drawn</text>", block.left_out);
     }
 }
 

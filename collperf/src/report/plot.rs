@@ -178,7 +178,7 @@ mod tests {
             DType::ALL.into_iter().flat_map(|dtype| [Collective::AllReduce, Collective::Reduce].map(|c| row(c, dtype, 8, 1.0))).collect();
         let svg = draw(&many, &RunFacts::example(2), "tcp");
         assert_eq!(
-            (count(&svg, "and 10 more that are not drawn"), count(&svg, "all_reduce: time"), count(&svg, "reduce: time")),
+            (count(&svg, "and 10 more lines that are not drawn"), count(&svg, "all_reduce: time"), count(&svg, "reduce: time")),
             (2, 1, 2)
         );
     }

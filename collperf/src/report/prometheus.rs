@@ -13,7 +13,7 @@ type Metric = (&'static str, &'static str, fn(&Half) -> Option<f64>);
 
 const METRICS: [Metric; 4] = [
     ("time_seconds", "Time of one call", |half| Some(half.time_us / 1e6)),
-    ("algbw_bytes_per_second", "Bytes of a call over its time", |half| Some(half.algbw * 1e9)),
+    ("algbw_bytes_per_second", "Bytes of a call divided by its time", |half| Some(half.algbw * 1e9)),
     ("busbw_bytes_per_second", "Bytes per second that each link carries", |half| Some(half.busbw * 1e9)),
     ("wrong_elements", "Wrong elements over all ranks", |half| half.wrong.map(|wrong| wrong as f64)),
 ];
@@ -38,7 +38,7 @@ pub(super) fn text(settings: &Settings, facts: &RunFacts, rows: &[Row], succeede
     for (name, what, value) in [
         ("ranks", "Ranks of the run", Some(facts.ranks.len() as f64)),
         ("busy_cores", "Cores of rank 0's host that other programs kept busy before the run", busy),
-        ("success", "Whether the run completed without wrong elements or too little bandwidth", Some(f64::from(u8::from(succeeded)))),
+        ("success", "Whether the run completed with correct elements and enough bandwidth", Some(f64::from(u8::from(succeeded)))),
         ("end_timestamp_seconds", "When the run ended", Some(ended as f64)),
     ] {
         let Some(value) = value else { continue };

@@ -32,7 +32,7 @@ pub(super) trait Backend {
     /// Records the point in time at which the calls so far have ended.
     fn mark(&self) -> Result<Self::Mark>;
 
-    /// Returns the microseconds between two points in time, both of which have passed.
+    /// Returns the microseconds between two points in time that have passed.
     fn between(&self, from: &Self::Mark, to: &Self::Mark) -> Result<f64>;
 
     /// Returns three numbers of bytes on this rank's device: in its buffers, in use, and in total. They are zero if
@@ -57,31 +57,33 @@ pub(super) trait Memory<T: Sample> {
     where
         Self: 'a;
 
-    /// Returns the first elements, to be read by a call.
+    /// Returns the first `length` elements, for a call that reads them.
     fn part(&self, length: usize) -> Self::Part<'_>;
 
-    /// Returns the first elements, to be written by a call.
+    /// Returns the first `length` elements, for a call that writes them.
     fn part_mut(&mut self, length: usize) -> Self::PartMut<'_>;
 
-    /// Returns two ranges that do not overlap: one to be read by a call, one to be written.
+    /// Returns two ranges that do not overlap, for a call that reads the first and writes the second.
     fn apart(&mut self, read: Range<usize>, written: Range<usize>) -> (Self::Part<'_>, Self::PartMut<'_>);
 
     /// Whether calls that are recorded together, and run one after the other, may write the same elements.
     const HAS_GROUPS: bool;
 
-    /// Returns the first elements `times` times, for the calls of a group; once if there are no groups.
+    /// Returns the first `length` elements `times` times: once for each call of a group. Without groups, returns them
+    /// only once.
     fn parts_mut(&mut self, length: usize, times: usize) -> Vec<Self::PartMut<'_>>;
 
-    /// Copies the first elements of another buffer to a place in this one, in the order of calls.
+    /// Copies the first `length` elements of `from` to the index `to` of this buffer. The copy runs in
+    /// order with the calls.
     fn copy_from(&mut self, from: &Self, length: usize, to: usize) -> Result<()>;
 
-    /// Writes zeros into the first elements.
+    /// Writes zeros into the first `length` elements.
     fn clear(&mut self, length: usize) -> Result<()>;
 
-    /// Fills a run with `values`, which are repeated if the run is longer.
+    /// Fills a run of elements with `values`, which are repeated if the run is longer.
     fn write(&mut self, run: Run, values: &[T]) -> Result<()>;
 
-    /// Compares a run with `values`, repeated in the same way, bit by bit. Calls `wrong` for every element that
-    /// differs, with its index, its value as text, and the expected value.
+    /// Compares a run of elements bit by bit with `values`, which are repeated if the run is longer. Calls `wrong` for
+    /// every element that differs, with its index, its value as text, and the expected value.
     fn compare(&self, run: Run, values: &[T], wrong: impl FnMut(usize, String, T)) -> Result<()>;
 }

@@ -44,7 +44,7 @@ fn unless_asked(world: &Communicator, settings: &Settings) -> Option<String> {
     if let Some(variable) = settings.launcher {
         return Some(format!("left to the launcher, which has set {variable}"));
     }
-    is_on_device(world).then(|| "on devices, NCCL has its own threads".to_owned())
+    is_on_device(world).then(|| "for calls on devices, NCCL has its own threads".to_owned())
 }
 
 #[cfg(feature = "cuda")]

@@ -170,7 +170,7 @@ impl Backend for OnDevice<'_> {
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         let captured = self.stream.end_capture(flags).map_err(|error| cuda(doing, error));
         queued?;
-        let nothing = || Error::Unsupported { what: doing.to_owned(), reason: "the calls leave nothing in the graph".to_owned() };
+        let nothing = || Error::Unsupported { what: doing.to_owned(), reason: "the calls added nothing to the graph".to_owned() };
         let graph = captured?.ok_or_else(nothing)?;
         graph.upload().map_err(|error| cuda(doing, error))?;
         self.finish()?;
@@ -283,7 +283,7 @@ impl<T: Sample> Elements<'_, T> {
     /// Counts on the device how many elements of a run differ from a block that repeats.
     fn count_wrong(&self, run: &Run, block: &[u8]) -> Result<u64> {
         // SAFETY: there is room for a period, and the stream is waited for before the block is dropped.
-        self.on_stream("copying what is expected to the device", || unsafe {
+        self.on_stream("copying the expected elements to the device", || unsafe {
             result::memcpy_htod_async(self.pattern, block, self.stream.cu_stream())
         })?;
         let context = self.stream.context();

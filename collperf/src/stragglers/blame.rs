@@ -116,8 +116,8 @@ impl fmt::Display for Blame {
                 None => writeln!(f, "# No rank costs the others {percent:.0}% of the time"),
                 Some(most) => writeln!(
                     f,
-                    "# No rank is named: rank {most} costs most, {:.1}% of the time, but in only {} of {stretches} stretches of the run, \
-                     which can be chance; use a longer run (--seconds)",
+                    "# No rank is named: rank {most} costs the others most, {:.1}% of the time. But it does so in only {} of {stretches} \
+                     stretches of the run, which can be chance; use a longer run (--seconds)",
                     self.part(&ranks[most]),
                     ranks[most].led
                 ),

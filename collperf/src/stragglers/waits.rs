@@ -87,12 +87,17 @@ impl fmt::Display for Waits {
             let percent = part * 100.0;
             writeln!(
                 f,
-                "# note: on {name}, ranks waited {percent:.0}% of the time for a core that another program used; that is not counted above"
+                "# note: on {name}, ranks waited {percent:.0}% of the time for a core that another program used; this time is not \
+                 counted above"
             )?;
         }
         match self.straggler() {
             Some(host) => {
-                writeln!(f, "# The others wait for {}: it has too few cores for its ranks and the other programs there", self.hosts[host].0)
+                writeln!(
+                    f,
+                    "# The other hosts wait for {}: it has too few cores for its ranks and the other programs there",
+                    self.hosts[host].0
+                )
             }
             None => Ok(()),
         }
@@ -116,7 +121,7 @@ mod tests {
         let own: Vec<Vec<f64>> = all.iter().map(|rank| rank.iter().map(Round::own).collect()).collect();
         assert_eq!(Blame::new(hosts.to_vec(), &own, 0.1).straggler(), None);
         let text = waits.to_string();
-        assert!(text.contains("# note: on b, ranks waited 64% of the time") && text.contains("# The others wait for b: "), "{text}");
+        assert!(text.contains("# note: on b, ranks waited 64% of the time") && text.contains("# The other hosts wait for b: "), "{text}");
         assert!(!text.contains("on a,"), "{text}");
         // With one host there are no others.
         let waits = Waits::new(&["b", "b"].map(str::to_owned), &all[2..], 0.1);

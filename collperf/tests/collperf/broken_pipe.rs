@@ -134,7 +134,7 @@ fn a_run_whose_reader_goes_leaves_what_it_has() {
         drop(reader);
         let output = child.wait_with_output().unwrap();
         assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{flags}");
-        assert_kept(folder.path(), "no process reads its output");
+        assert_kept(folder.path(), "no process reads collperf's output");
     }
 }
 

@@ -111,5 +111,9 @@ fn hosts_that_do_not_reach_each_other_are_named() {
     }
     let (text, code) = on_hosts(&hosts, 41);
     assert_eq!(code, Some(7), "{text}");
-    assert!(text.contains("1 of 2 cannot be reached: rank 2 at 10.99.41.3") && text.contains("-> open TCP between the hosts"), "{text}");
+    assert!(
+        text.contains("1 of 2 cannot be reached: rank 2 at 10.99.41.3")
+            && text.contains("-> open all TCP ports above 1024 between the hosts"),
+        "{text}"
+    );
 }

@@ -112,7 +112,7 @@ fn two_and_three_hosts_have_pairs_too() {
             Err(why) => skip!("network namespaces cannot be made: {why}"),
         };
         let (text, code) = on_hosts(&hosts, 33, "pairs --stream-ms 20");
-        assert_eq!((code, text.contains("# One pair: ")), (Some(0), count == 2), "{text}");
+        assert_eq!((code, text.contains("# There is only one pair: ")), (Some(0), count == 2), "{text}");
         assert_eq!(text.lines().filter(|line| line.starts_with("    ")).count(), 2 * count + 2, "{text}");
     }
 }

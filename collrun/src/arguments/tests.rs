@@ -57,7 +57,7 @@ fn endpoints_are_hosts_and_ports() {
     assert_eq!(read("fe80::1%eth0"), Ok(("fe80::1%eth0".into(), 29500)));
     assert_eq!(read("[fe80::1%eth0]:7"), Ok(("fe80::1%eth0".into(), 7)));
     assert_eq!(address_and_port("a", Some(4)), Ok(("a".into(), 4)));
-    assert!(place("--nnodes 2 --rdzv-endpoint a:0").unwrap_err().contains("name one"));
+    assert!(place("--nnodes 2 --rdzv-endpoint a:0").unwrap_err().contains("name a port"));
     assert_eq!(place("--rdzv-endpoint a:0"), Ok(Place::Alone { address: Some("a".into()), port: Some(0) }));
     for wrong in ["a:", "a:x", "a:65536", ":7"] {
         assert!(read(wrong).is_err(), "{wrong}");

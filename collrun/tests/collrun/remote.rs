@@ -159,7 +159,7 @@ fn hosts_that_cannot_be_reached_are_named() {
     let text = said(&run);
     assert_eq!(run.status.code(), Some(255), "{run:?}");
     assert!(
-        text.contains("No route to host\ncollrun: the connection to absent ended (exit status: 255): check that it can be reached"),
+        text.contains("No route to host\ncollrun: the connection to absent ended (exit status: 255): check that ssh can connect to it"),
         "{text}"
     );
     let run = ssh.output("--hosts far --remote-collrun /absent/collrun", "true");
@@ -380,5 +380,5 @@ fn a_host_that_was_done_too_early_is_named_beside_the_failure() {
     let run = ssh.output("--hosts 10.99.6.1,10.99.6.2", &script);
     let text = said(&run);
     assert_eq!(run.status.code(), Some(3), "{run:?}");
-    assert!(text.ends_with(": exit code 3\ncollrun: all ranks of 10.99.6.2 had ended before with exit code 0\n"), "{text}");
+    assert!(text.ends_with(": exit code 3\ncollrun: all ranks of 10.99.6.2 had ended with exit code 0 before this failure\n"), "{text}");
 }

@@ -62,14 +62,14 @@ pub(crate) struct Followed<'a> {
     _event: Option<Tracked<'a>>,
 }
 
-/// Returns whether both are known to be the same stream. Handle 2 means a different stream on every thread, so two
+/// Returns whether the two are known to be the same stream. Handle 2 means a different stream on every thread, so two
 /// streams with this handle are never known to be the same.
 fn same(first: &CudaStream, second: &CudaStream) -> bool {
     first.cu_stream() == second.cu_stream() && first.cu_stream().addr() != 2
 }
 
-/// Returns whether cudarc assumes that everything is on one stream. cudarc counts the streams of each `CudaContext`,
-/// although several `CudaContext`s can stand for one driver context.
+/// Returns whether cudarc assumes that all work in `context` is on one stream. cudarc counts the streams of each
+/// `CudaContext`, although several `CudaContext`s can stand for one driver context.
 fn has_one_stream(context: &CudaContext) -> bool {
     context.is_event_tracking() && !context.is_in_multi_stream_mode()
 }
@@ -204,7 +204,7 @@ impl<'a> Reading<'a> {
     }
 }
 
-/// Memory of a GPU that a call reads.
+/// Device memory that a call reads.
 pub struct DeviceMemory<'a, T> {
     pub(crate) inner: &'a dyn DeviceRead,
     length: usize,
@@ -213,7 +213,7 @@ pub struct DeviceMemory<'a, T> {
     elements: PhantomData<&'a [T]>,
 }
 
-/// Memory of a GPU that a call writes.
+/// Device memory that a call writes.
 pub struct DeviceMemoryMut<'a, T> {
     pub(crate) inner: &'a mut dyn DeviceWrite,
     length: usize,
@@ -241,10 +241,10 @@ impl<'a, T> DeviceMemory<'a, T> {
         self.inner.context()
     }
 
-    /// Calls `queue` with the memory's address, so that it can queue copies and kernels that read the memory on
-    /// `stream`. These run after all earlier writes, and before the memory is written again or freed. `doing` describes
-    /// the operation in errors. The stream's context is current meanwhile. If the memory belongs to another context,
-    /// `queue` is not called.
+    /// Calls `queue` with the memory's address. `queue` can then queue copies and kernels on `stream` that read the
+    /// memory. The copies and kernels run after all earlier writes, and before the memory is written again or freed.
+    /// `doing` describes the operation in errors. While `queue` runs, the stream's context is current. If the memory
+    /// belongs to another context, `queue` is not called.
     ///
     /// ```no_run
     /// # use collectives::{Error, Result, cudarc::driver::{CudaStream, result}, interop::DeviceMemory};
@@ -263,7 +263,8 @@ impl<'a, T> DeviceMemory<'a, T> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the memory belongs to a context other than the stream's; `Cuda`; and the errors of `queue`.
+    /// `InvalidArgument` if the memory belongs to a context other than the stream's; `Cuda` if the driver fails; and
+    /// the errors of `queue`.
     pub fn read_on<R>(&self, stream: &CudaStream, doing: &str, queue: impl FnOnce(u64) -> Result<R>) -> Result<R> {
         let failed = |error: DriverError| Error::cuda(doing, error);
         same_context("read_on", stream, self.inner.context())?;
@@ -322,9 +323,9 @@ impl<'a, T> DeviceMemoryMut<'a, T> {
         self.inner.context()
     }
 
-    /// Calls `queue` with the memory's address. `queue` can then queue, on `stream`, copies and kernels that write the
-    /// memory; they may also read it. These run after all earlier uses of the memory and before all later ones.
-    /// Otherwise like [`DeviceMemory::read_on`].
+    /// Calls `queue` with the memory's address. `queue` can then queue copies and kernels on `stream` that write the
+    /// memory, and that may also read it. The copies and kernels run after all earlier uses of the memory and before
+    /// all later ones. In all other respects, this method is like [`DeviceMemory::read_on`].
     ///
     /// # Errors
     ///
@@ -349,7 +350,7 @@ macro_rules! asked {
                 self.length
             }
 
-            /// Returns whether it has no elements.
+            /// Returns whether there are no elements.
             #[must_use]
             pub fn is_empty(&self) -> bool {
                 self.length == 0

@@ -6,29 +6,29 @@
 use super::device::{DeviceMemory, DeviceMemoryMut};
 use crate::call::element::{AnyElement, DType, Data, Element, TypeTag};
 
-/// Memory that a call reads; where it lies determines the backend that reads it.
+/// Memory that a call reads. The location of the memory determines the backend that reads it.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Memory<'a, T> {
-    /// Ordinary memory: the call runs on the host backend.
+    /// Host memory: the call runs on the host backend.
     Host(HostMemory<'a, T>),
-    /// Memory of a GPU: the call is queued on the device backend.
+    /// Device memory: the call is queued on the device backend.
     #[cfg(feature = "cuda")]
     Device(DeviceMemory<'a, T>),
 }
 
-/// Memory that a call writes; where it lies determines the backend that writes it.
+/// Memory that a call writes. The location of the memory determines the backend that writes it.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum MemoryMut<'a, T> {
-    /// Ordinary memory: the call runs on the host backend.
+    /// Host memory: the call runs on the host backend.
     Host(HostMemoryMut<'a, T>),
-    /// Memory of a GPU: the call is queued on the device backend.
+    /// Device memory: the call is queued on the device backend.
     #[cfg(feature = "cuda")]
     Device(DeviceMemoryMut<'a, T>),
 }
 
-/// Ordinary memory that a call reads.
+/// Host memory that a call reads.
 #[derive(Debug)]
 pub struct HostMemory<'a, T> {
     slice: &'a [T],
@@ -36,7 +36,7 @@ pub struct HostMemory<'a, T> {
     dtype: Option<DType>,
 }
 
-/// Ordinary memory that a call writes.
+/// Host memory that a call writes.
 #[derive(Debug)]
 pub struct HostMemoryMut<'a, T> {
     slice: &'a mut [T],
@@ -89,7 +89,7 @@ impl<'a, T> From<&'a mut [T]> for MemoryMut<'a, T> {
 }
 
 impl<'a, T> HostMemory<'a, T> {
-    /// Returns the elements, or bytes if the element type is only known at run time.
+    /// Returns the elements, or their bytes if the element type is known only at run time.
     #[must_use]
     #[inline]
     pub fn as_slice(self) -> &'a [T] {
@@ -98,7 +98,7 @@ impl<'a, T> HostMemory<'a, T> {
 }
 
 impl<'a, T> HostMemoryMut<'a, T> {
-    /// Returns the elements, or bytes if the element type is only known at run time.
+    /// Returns the elements, or their bytes if the element type is known only at run time.
     #[must_use]
     #[inline]
     pub fn into_slice(self) -> &'a mut [T] {
@@ -202,7 +202,7 @@ macro_rules! asked_anywhere {
                 }
             }
 
-            /// Returns whether it has no elements.
+            /// Returns whether there are no elements.
             #[must_use]
             #[inline]
             pub fn is_empty(&self) -> bool {

@@ -26,11 +26,15 @@ use crate::call::element::Data;
 /// # Safety
 ///
 /// `memory` and `memory_mut` return the same memory each time, as long as the buffer is not moved or changed. If the
-/// type of its elements is only known at run time, they return the same type each time.
+/// element type of the buffer is known only at run time, they return the same type each time.
 pub unsafe trait StableMemory {}
 
-/// A buffer that calls can read: slices, vectors, boxed slices, arrays and single elements; on a GPU, cudarc's slices
-/// and views; bytes whose type is known at run time ([`TypedBytes`]); and views over raw addresses.
+/// A buffer that calls can read. Buffers are:
+///
+/// - slices, vectors, boxed slices, arrays and single elements
+/// - cudarc's slices and views, on a GPU
+/// - bytes with an element type that is known at run time ([`TypedBytes`])
+/// - views over raw addresses
 ///
 /// The memory of the buffer must not move or change size while a call uses it. No check can verify this for a type of
 /// another crate, so the type must promise it by implementing [`StableMemory`]. [`element!`](macro@crate::element)
@@ -39,13 +43,13 @@ pub trait Buffer: StableMemory {
     /// The type of its elements.
     type Element: Data;
 
-    /// Returns its memory.
+    /// Returns the buffer's memory.
     fn memory(&self) -> Memory<'_, Self::Element>;
 }
 
 /// A buffer that calls can write.
 pub trait BufferMut: Buffer {
-    /// Returns its memory, to be written.
+    /// Returns the buffer's memory, for writing.
     fn memory_mut(&mut self) -> MemoryMut<'_, Self::Element>;
 }
 

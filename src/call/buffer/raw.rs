@@ -56,14 +56,17 @@ impl<T: Data> RawHostSlice<T> {
     ///
     /// # Safety
     ///
-    /// The elements are allocated, and each of their bytes is initialised, even if a call only writes. (Memory from
-    /// other languages' allocators counts as initialised.) This holds as long as this value lives, and meanwhile no
-    /// other code writes the elements, or reads them if a call writes.
+    /// As long as this value lives:
     ///
-    /// A blocking call has ended when it returns, and a call in a group when the group has returned. A background call
-    /// keeps the value. It has ended when its [`Work`](crate::Work) has returned the value or an error. If the work was
-    /// dropped, or the wait for it was given up, the call continues. The call has certainly ended once the last handle
-    /// of its communicator has been closed or dropped.
+    /// - The elements are allocated.
+    /// - Each byte of the elements is initialised, even if a call only writes. (Memory from other languages' allocators
+    ///   counts as initialised.)
+    /// - No other code writes the elements, or reads them if a call writes.
+    ///
+    /// A blocking call has ended when it returns. A call in a group has ended when the group has returned. A background
+    /// call keeps the value. It has ended when its [`Work`](crate::Work) has returned the value or an error. If the
+    /// work was dropped, or the wait for it was given up, the call continues. The call has certainly ended once the
+    /// last handle of its communicator has been closed or dropped.
     pub unsafe fn new(address: *mut T, length: usize) -> Result<Self> {
         let bytes = length.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
         let refused = |reason: String| Err(Error::argument("RawHostSlice::new", reason));

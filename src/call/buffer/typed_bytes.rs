@@ -6,21 +6,26 @@ use super::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
 use crate::call::element::{AnyElement, DType};
 use crate::error::{Error, Result};
 
-/// A buffer whose element type is known at run time: bytes in any memory, and a [`DType`]. Bindings, and engines with
-/// tensors of any type, pass it to calls, so that one function serves all types.
+/// A buffer whose element type is known at run time: bytes in any memory, and a [`DType`]. It lets one function serve
+/// all element types, for example in bindings for other languages.
 ///
 /// The bytes may be in any buffer: `&mut [u8]`, `Vec<u8>`, `Arc<[u8]>`, a [`SharedBuffer`](crate::SharedBuffer),
 /// cudarc's slices and views, [`RawHostSlice`](crate::interop::RawHostSlice),
 /// [`RawDeviceSlice`](crate::interop::RawDeviceSlice) … Every call that takes the buffer itself also takes the wrapped
-/// buffer. Other ranks see only the type: one rank may pass such bytes and another `&mut [f32]`.
+/// buffer. Other ranks see only the element type: one rank may pass typed bytes, and another rank
+/// `&mut [f32]`.
 ///
 /// The elements must be aligned: a call refuses bytes whose address is not a multiple of the element's size. Bytes of
-/// `bool` may have any value. When they are reduced, every value except 0 counts as 1 (a GPU's `BitXor` works bit by
-/// bit), and a call writes only 0 or 1 into a destination.
+/// `bool` may have any value. A reduction counts every value except 0 as 1. (`BitXor` on a GPU works bit by bit
+/// instead.) A call writes only 0 or 1 into a destination.
 ///
-/// A [`ReduceOp`](crate::ReduceOp) takes its type from the buffer, a [`CustomOp`](crate::CustomOp) must have the
-/// buffer's type, and the source and destination of a call must have the same type. If the types do not match, the call
-/// returns `InvalidArgument` or `Unsupported` and has done nothing.
+/// The types of a call must match:
+///
+/// - A [`ReduceOp`](crate::ReduceOp) takes its type from the buffer.
+/// - A [`CustomOp`](crate::CustomOp) must have the buffer's type.
+/// - The source and destination of a call must have the same type.
+///
+/// If the types do not match, the call does nothing and returns `InvalidArgument` or `Unsupported`.
 ///
 /// ```
 /// use collectives::{BufferMut, Communicator, DType, ReduceOp, Result, TypedBytes};
@@ -50,7 +55,7 @@ impl<B: Buffer<Element = u8>> TypedBytes<B> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if they are not a whole number of elements.
+    /// `InvalidArgument` if the bytes are not a whole number of elements.
     pub fn new(dtype: DType, bytes: B) -> Result<Self> {
         let length = bytes.memory().len();
         if !length.is_multiple_of(dtype.size_bytes()) {

@@ -118,7 +118,7 @@ pub(in crate::communicator) fn untagged(call: &str, tag: u64) -> Result<()> {
         0 => Ok(()),
         _ => Err(Error::unsupported(
             format!("{call} of device memory under tag {tag}"),
-            "NCCL has no tags; send in order, or from host memory",
+            "NCCL has no tags; use tag 0 and the same order on both ends, or buffers in host memory",
         )),
     }
 }
@@ -165,8 +165,7 @@ impl Communicator {
         batch.check_devices(backend)?;
         for DeviceMessage { message, .. } in &batch.messages {
             if message.peer == self.rank() && !batch.answers(message) {
-                let reason =
-                    "a device message from a rank to itself needs its other end in the same group, with the same length and element type";
+                let reason = "a rank must send and receive a device message to itself in one group, with the same length and element type";
                 return Err(Error::argument(if message.sends { "send" } else { "recv" }, reason));
             }
         }

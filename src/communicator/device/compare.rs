@@ -169,7 +169,7 @@ impl Communicator {
         // The digests differ but no call does: some rank has sent inconsistent data.
         let unsteady = || Error::Protocol {
             with: "the other ranks".to_owned(),
-            reason: "their device calls changed while they were compared".to_owned(),
+            reason: "the description of a device call changed while the ranks compared their calls".to_owned(),
         };
         Err(difference.unwrap_or_else(unsteady))
     }

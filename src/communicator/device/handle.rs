@@ -36,7 +36,7 @@ pub struct Device {
 }
 
 impl Communicator {
-    /// Returns the device backend, which calls on device buffers need, if this communicator has one.
+    /// Returns the device backend, if this communicator has one. Calls on device buffers need it.
     #[must_use]
     pub fn device(&self) -> Option<Device> {
         let raw = self.core.device.get()?.as_ref().ok()?.clone();
@@ -118,8 +118,8 @@ impl Device {
     }
 
     /// Waits until everything queued on one of the caller's streams has ended, with the same limit as
-    /// [`synchronize`](Self::synchronize). Use this for a stream on which work waits for a call: such work may also
-    /// wait for other ranks, so the wait needs a limit.
+    /// [`synchronize`](Self::synchronize). Use this method if work on the stream waits for a call of this communicator.
+    /// Such work also waits for the other ranks of the call, so a wait for it needs a limit.
     ///
     /// # Errors
     ///
@@ -138,7 +138,7 @@ impl Device {
 }
 
 impl Communicator {
-    /// Returns a handle to this communicator whose calls on device buffers are queued on `stream` instead of the
+    /// Returns a handle to this communicator that queues calls on device buffers on `stream`, instead of on the
     /// communicator's own stream. Calls on host buffers do not change.
     ///
     /// NCCL requires a single order for all calls of a communicator: if you use several streams, order them by events.
@@ -159,8 +159,8 @@ impl Communicator {
     }
 
     /// Makes calls in the order of another crate's stream, or of a raw `CUstream` or `cudaStream_t` (see
-    /// [`RawStream`](crate::interop::RawStream)). The calls that the closure makes run after everything that was queued
-    /// on `stream` before, and before everything that is queued on it afterwards.
+    /// [`RawStream`](crate::interop::RawStream)). The calls that the closure makes run after all work that is already
+    /// on `stream`, and before all work that is queued on `stream` later.
     ///
     /// ```no_run
     /// # use collectives::{Communicator, ReduceOp, interop::RawStream};
@@ -171,9 +171,9 @@ impl Communicator {
     /// # }
     /// ```
     ///
-    /// The calls themselves run on the communicator's stream, with one event before and one after them. The reason is
-    /// that a communicator keeps the streams that it has used, and a borrowed stream does not live that long. For
-    /// cudarc streams, use [`Communicator::with_stream`], which needs no events.
+    /// The calls themselves run on the communicator's stream, with one event before and one after them. They do not run
+    /// on `stream`, because a communicator keeps the streams that it has used, and a borrowed stream does not live that
+    /// long. For cudarc streams, use [`Communicator::with_stream`], which needs no events.
     ///
     /// # Errors
     ///
@@ -197,7 +197,7 @@ impl Communicator {
         if device::is_capturing(&foreign) {
             return Err(Error::unsupported(
                 CALL,
-                "the stream is being captured into a graph; capture calls made with Communicator::with_stream",
+                "the stream is being captured into a graph; to capture calls, make them with Communicator::with_stream",
             ));
         }
         let own = self.device_stream(backend);
@@ -215,13 +215,14 @@ impl Communicator {
 const VECTOR_BYTES: usize = 16;
 
 impl Device {
-    /// Fills a buffer with copies of a pattern, beginning with the pattern's element `phase`, on [`Device::stream`].
-    /// The pattern's length must be a multiple of 16 bytes. One pass over the memory.
+    /// Fills a buffer with copies of a pattern, on [`Device::stream`]. The first copy begins with the pattern's element
+    /// `phase`. The pattern's length must be a multiple of 16 bytes. Cost: one pass over the buffer.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for memory that is not on this device, or a pattern that is empty or not a multiple of 16
-    /// bytes long; `Cuda`.
+    /// - `InvalidArgument` if the buffer or the pattern is not on this device, if the pattern is empty, or if its
+    ///   length is not a multiple of 16 bytes.
+    /// - `Cuda` if the driver fails.
     pub fn fill<B, P>(&self, buffer: &mut B, pattern: &P, phase: usize) -> Result<()>
     where
         B: BufferMut + ?Sized,
@@ -229,7 +230,7 @@ impl Device {
     {
         let call = "fill";
         let (Memory::Device(pattern), MemoryMut::Device(buffer)) = (pattern.memory(), buffer.memory_mut()) else {
-            return Err(Error::argument(call, "both buffers must be on the device"));
+            return Err(Error::argument(call, "the buffer and the pattern must be in device memory"));
         };
         Self::alike(call, buffer.element(), pattern.element())?;
         let element = buffer.element_bytes();
@@ -237,7 +238,7 @@ impl Device {
         if pattern_bytes == 0 || !pattern_bytes.is_multiple_of(VECTOR_BYTES) {
             return Err(Error::argument(
                 call,
-                format!("the length of a pattern must be a multiple of {VECTOR_BYTES} B, and is {pattern_bytes} B"),
+                format!("the pattern's length must be a positive multiple of {VECTOR_BYTES} B, but it is {pattern_bytes} B"),
             ));
         }
         let backend = self.raw().backend();
@@ -249,7 +250,11 @@ impl Device {
 
     /// Refuses a buffer and a pattern with different element types.
     fn alike(call: &'static str, buffer: TypeTag, pattern: TypeTag) -> Result<()> {
-        if buffer == pattern { Ok(()) } else { Err(Error::argument(call, format!("the buffer holds {buffer} and the pattern {pattern}"))) }
+        if buffer == pattern {
+            Ok(())
+        } else {
+            Err(Error::argument(call, format!("the buffer holds {buffer}, but the pattern holds {pattern}: pass two buffers of one type")))
+        }
     }
 
     fn run_fill<T: Data>(
@@ -275,12 +280,13 @@ impl Device {
         queued.and(Communicator::release(guards, backend, stream, self.comm.timeout()))
     }
 
-    /// Returns how many elements of a buffer differ from repeated copies of a pattern, beginning with the pattern's
-    /// element `phase`. Compares bytes, and waits for the result. One pass over the memory.
+    /// Returns how many elements of a buffer differ from repeated copies of a pattern. The first copy begins with the
+    /// pattern's element `phase`. Compares bytes, and waits for the result. Cost: one pass over the buffer.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for memory that is not on this device, or an empty pattern; `Timeout`, `Cuda`.
+    /// - `InvalidArgument` if the buffer or the pattern is not on this device, or if the pattern is empty.
+    /// - `Timeout`, `Cuda`.
     pub fn count_differing<B, P>(&self, buffer: &B, pattern: &P, phase: usize) -> Result<u64>
     where
         B: Buffer + ?Sized,
@@ -288,7 +294,7 @@ impl Device {
     {
         let call = "count_differing";
         let (Memory::Device(pattern), Memory::Device(buffer)) = (pattern.memory(), buffer.memory()) else {
-            return Err(Error::argument(call, "both buffers must be on the device"));
+            return Err(Error::argument(call, "the buffer and the pattern must be in device memory"));
         };
         Self::alike(call, buffer.element(), pattern.element())?;
         if pattern.bytes() == 0 {

@@ -87,7 +87,7 @@ pub(super) fn awaited_header(shared: &Shared) -> Option<String> {
         record.state == flight::State::Started && record.kind == CallKind::Recv && record.tag == Some(MESSAGE_TAG)
     };
     let from = records.iter().rev().find(is_awaited)?.peer?;
-    Some(format!("a recv on the device, whose sender, rank {from}, has not called yet"))
+    Some(format!("a recv on the device from rank {from}, which has not made its send yet"))
 }
 
 /// Returns the parameters of a header to or from a rank.
@@ -221,7 +221,7 @@ impl<'a> Headers<'a> {
         let Some(other) = heard.iter().position(|said| said[0] != heard[0][0]) else { return Ok(()) };
         let firsts: Vec<CallDigest> = heard.iter().map(|said| said[1]).collect();
         let later = || {
-            let words = format!("{}, and differs in a later call", compare::in_words(&firsts[0]));
+            let words = format!("{} (the two ranks' groups differ in a later call)", compare::in_words(&firsts[0]));
             Error::Mismatch { first: peers[0].clone(), first_call: words.clone(), second: peers[other].clone(), second_call: words }
         };
         Err(self.comm.difference(&firsts).unwrap_or_else(later))

@@ -24,7 +24,8 @@ use crate::host::health::Health;
 enum Observation {
     /// This rank itself.
     Own,
-    /// A rank that is watched by its process, which has had this number since `since`, in the kernel's ticks.
+    /// A rank that this rank watches through the rank's process. The process has had the id `pid` since `since`, a time
+    /// in the kernel's ticks.
     Process { pid: u32, since: u64 },
     /// A rank that cannot be observed from here.
     Unseen,

@@ -90,12 +90,12 @@ impl Communicator {
         entered.map_err(|why| self.no_turn_behind(call, why, || awaited_header(shared).or_else(|| shared.under_way())))
     }
 
-    /// Refuses a call that would use the CUDA driver in a process that was forked from the communicator's: the
-    /// driver does not work there. Intended for crates that use the device alongside this one.
+    /// Refuses a call that would use the CUDA driver, if this process is a forked child: the driver does not work in a
+    /// forked child. Intended for crates that use the device alongside this one.
     ///
     /// # Errors
     ///
-    /// `Unsupported` in such a process.
+    /// `Unsupported` in a forked child.
     pub fn refuse_forked(&self, call: &str) -> Result<()> {
         if self.core.shared.health.is_foreign() { Err(forked(call.to_owned())) } else { Ok(()) }
     }
@@ -240,9 +240,9 @@ impl Communicator {
     pub(super) fn release(guards: Guards<'_>, backend: &DeviceBackend, stream: &Arc<CudaStream>, limit: Duration) -> Result<()> {
         let Err(error) = guards.release(&backend.gpu().context, stream) else { return Ok(()) };
         if device::is_capturing(stream) {
-            return Err(device::cuda_error("ordering the buffers of a call that is captured", error));
+            return Err(device::cuda_error("ordering later uses of buffers after a call that is captured into a graph", error));
         }
-        event::warn!(?error, "the driver failed to order later work after a call: waiting for the call");
+        event::warn!(?error, "the driver could not make later work wait for a call, so this thread waits for the call");
         backend.comm().outlast(stream, &Deadline::after(limit))
     }
 }

@@ -22,13 +22,14 @@ use crate::host::exchange::Exchange;
 #[non_exhaustive]
 pub enum DeviceChoice {
     /// The device is chosen by the rank's number among the ranks of its host: the first takes device 0, the second
-    /// device 1, and so on. If a process sees fewer devices than the host has ranks, for example because the launcher
-    /// gives each process its own, the count starts again at 0.
+    /// device 1, and so on. If a process sees fewer devices than there are ranks on the host, the numbers start again
+    /// at 0. This happens, for example, if the launcher gives each process its own device.
     #[default]
     Local,
     /// The device with this number.
     Ordinal(usize),
-    /// The device of this context. It must be the device's primary context, as cudarc makes it.
+    /// The device of this context. The context must be the device's primary context, which `CudaContext::new` of cudarc
+    /// returns.
     Context(Arc<CudaContext>),
 }
 
@@ -94,8 +95,8 @@ impl DeviceFacts {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         match bytes {
             [0, reason @ ..] => Err(text(reason)),
-            [1, rest @ ..] => Self::parse(rest).ok_or_else(|| "it sent start-up data that cannot be decoded".to_owned()),
-            _ => Err("it sent start-up data that cannot be decoded".to_owned()),
+            [1, rest @ ..] => Self::parse(rest).ok_or_else(|| "the start-up data of that rank cannot be decoded".to_owned()),
+            _ => Err("the start-up data of that rank cannot be decoded".to_owned()),
         }
     }
 
@@ -135,7 +136,7 @@ fn objection(all: &[DeviceFacts], peers: &[Peer]) -> Option<String> {
         if !shares(&all[other], facts) {
             let reason = format!("{} and {} are both on GPU {}", peers[other], peers[rank], facts.pci);
             return Some(format!(
-                "{reason}: give each a GPU of its own, or, with NCCL {SHARED_DEVICES} or later, set NCCL_MULTI_RANK_GPU_ENABLE=1 for all ranks"
+                "{reason}: give each rank its own GPU, or use NCCL {SHARED_DEVICES} or later and set NCCL_MULTI_RANK_GPU_ENABLE=1 for all ranks"
             ));
         }
     }
@@ -368,7 +369,7 @@ impl Communicator {
                 [0, reason @ ..] => return Ok(Err(format!("{peer}: {}", String::from_utf8_lossy(reason)))),
                 [1, id @ ..] => match <[u8; size_of::<ncclUniqueId>()]>::try_from(id) {
                     Ok(bytes) => ids.push(ncclUniqueId { internal: bytes.map(|byte| byte as std::ffi::c_char) }),
-                    Err(_) => return Ok(Err(format!("{peer} sent an NCCL id of {} B", id.len()))),
+                    Err(_) => return Ok(Err(format!("{peer} sent an NCCL id with a wrong length, {} B", id.len()))),
                 },
                 _ => return Ok(Err(format!("{peer} sent an NCCL id that cannot be decoded"))),
             }

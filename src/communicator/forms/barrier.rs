@@ -77,9 +77,9 @@ impl Communicator {
     }
 
     /// Waits until every rank has entered a barrier with this tag. A tagged barrier is not a collective: it runs
-    /// alongside the collectives of other threads and the barriers of other tags, in any order. It is never mixed up
-    /// with the program's messages. If several threads of a rank enter barriers with the same tag, the k-th thread to
-    /// leave knows that every rank has entered k times.
+    /// alongside the collectives of other threads and the barriers of other tags, in any order. Its messages are never
+    /// mixed up with the program's own messages. If several threads of a rank enter barriers with the same tag, the
+    /// k-th thread to leave knows that every rank has entered k times.
     ///
     /// Cost: log₂ n rounds, each with one message of 4 bytes sent and one received.
     ///
@@ -96,9 +96,10 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// - `Timeout`: at least one of the ranks named as missing has not entered, and those named as arrived have
-    ///   entered. Nothing is known about the other ranks ([`monitored_barrier`](Self::monitored_barrier) finds out
-    ///   exactly). The communicator stays usable, and this rank's next barrier with the tag resumes this one.
+    /// - `Timeout`: at least one of the ranks that the error names as missing has not entered. All ranks that it names
+    ///   as arrived have entered. Nothing is known about ranks that it does not name
+    ///   ([`monitored_barrier`](Self::monitored_barrier) finds out exactly). The communicator stays usable, and this
+    ///   rank's next barrier with the tag resumes this one.
     /// - `PeerLost` on every rank, if a rank is lost before it has entered. Messages between the other ranks still
     ///   work.
     pub fn tagged_barrier(&self, tag: u32) -> Result<()> {

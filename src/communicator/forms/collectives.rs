@@ -77,8 +77,8 @@ impl Communicator {
 
     /// Reduces the buffers of all ranks into the root's, in place. The other ranks' buffers are left untouched.
     ///
-    /// Cost: for large buffers, (n−1)/n·N bytes, and then as many bytes again towards the root; for small ones, log₂ n
-    /// hops of N.
+    /// Cost for large buffers: (n−1)/n·N bytes, and then as many bytes again towards the root. Cost for small buffers:
+    /// log₂ n hops of N.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -101,8 +101,8 @@ impl Communicator {
         self.execute(self.prepare_reduce(Source::InPlace, Some(buffer), count, root, &op.into()))
     }
 
-    /// Reduces like [`reduce`](Self::reduce), from one buffer into another. The root passes `Some(destination)` of the
-    /// source's length; the other ranks pass `None`.
+    /// Reduces like [`reduce`](Self::reduce), from one buffer into another. The root passes `Some(destination)`, which
+    /// is as long as the source; the other ranks pass `None`.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -204,8 +204,8 @@ impl Communicator {
         self.execute(self.prepare_all_gather(None, buffer.memory_mut()))
     }
 
-    /// Gathers like [`all_gather`](Self::all_gather), from this rank's block into a destination of world size × the
-    /// block's length.
+    /// Gathers like [`all_gather`](Self::all_gather), from this rank's block into a destination that is world size
+    /// times as long.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -251,7 +251,8 @@ impl Communicator {
         self.execute(self.prepare_reduce_scatter(None, buffer.memory_mut(), &op.into()))
     }
 
-    /// Reduces like [`reduce_scatter`](Self::reduce_scatter), from a source of world size × the destination's length.
+    /// Reduces like [`reduce_scatter`](Self::reduce_scatter), from one buffer into another. The source is world size
+    /// times as long as the destination.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -275,8 +276,8 @@ impl Communicator {
         self.execute(self.prepare_reduce_scatter(Some(source.memory()), destination.memory_mut(), &op.into()))
     }
 
-    /// Gathers every rank's block on the root. The root passes `Some(destination)` of world size × the source's length;
-    /// the other ranks pass `None`. Cost: the root receives n−1 blocks.
+    /// Gathers every rank's block on the root. The root passes `Some(destination)`, which is world size times as long
+    /// as the source; the other ranks pass `None`. Cost: the root receives n−1 blocks.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -323,8 +324,8 @@ impl Communicator {
         self.execute(self.prepare_gather_in_place(buffer, root))
     }
 
-    /// Sends each rank its block of the root's source. The root passes `Some(source)` of world size × the destination's
-    /// length; the other ranks pass `None`. Cost: the root sends n−1 blocks.
+    /// Sends each rank its block of the root's source. The root passes `Some(source)`, which is world size times as
+    /// long as the destination; the other ranks pass `None`. Cost: the root sends n−1 blocks.
     ///
     /// ```
     /// # use collectives::Communicator;

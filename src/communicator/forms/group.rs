@@ -17,8 +17,8 @@ use crate::communicator::work::message::{Envelope, MessageBuffer, MessageContext
 use crate::error::{Error, Result};
 use crate::host::backend::Jobs;
 
-/// Calls recorded by [`Communicator::group`]. Their buffers are borrowed until the group has been launched and, on the
-/// host, has completed.
+/// Calls recorded by [`Communicator::group`]. The buffers of these calls are borrowed until the group has been
+/// launched. Host buffers are borrowed until the group has ended.
 pub struct Group<'buffers, 'comm> {
     pub(in crate::communicator) comm: &'comm Communicator,
     messages: Vec<(MessageContext, MessageBuffer)>,
@@ -78,13 +78,14 @@ impl Communicator {
     }
 
     /// Records calls and launches them together, as [`group`](Self::group) does, for several communicators of this
-    /// thread at once. `record` gets one group for each communicator, in the same order. So one thread can drive
-    /// several GPUs, each with its own communicator. Device buffers only: on host memory each rank needs its own
-    /// thread.
+    /// thread at once. `record` gets one group for each communicator, in the order of `comms`. So one thread can drive
+    /// several GPUs, each with its own communicator. Works only on device buffers: on host memory, each rank needs its
+    /// own thread.
     ///
-    /// Before you use a custom op in such a group, use it once outside of a group: outside, the ranks agree that all of
-    /// them can compile it. If one rank makes calls through `group_across`, every rank of that communicator must do so:
-    /// the ranks then compare these calls by n−1 messages from each rank, not in a collective. If the calls differ, all
+    /// Before you use a custom op in `group_across`, use the op once on each of these communicators: in a call of its
+    /// own, or in a [`group`](Self::group). In this first use, the ranks agree that all of them can compile the op. The
+    /// ranks compare the calls of `group_across` with n−1 messages from each rank, and not in a collective. So if one
+    /// rank makes calls through `group_across`, every rank of that communicator must do so. If the calls differ, all
     /// communicators of the group are ended.
     ///
     /// Returns the results of each communicator's receives.

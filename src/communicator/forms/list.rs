@@ -81,7 +81,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Same as for [`gather_list`](Self::gather_list).
+    /// The errors of [`gather_list`](Self::gather_list).
     #[doc(alias = "scatter")]
     pub fn scatter_list<S, D>(&self, sources: Option<&[S]>, destination: &mut D, root: usize) -> Result<()>
     where
@@ -107,7 +107,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Same as for [`gather_list`](Self::gather_list).
+    /// The errors of [`gather_list`](Self::gather_list).
     #[doc(alias = "all_gather")]
     pub fn all_gather_list<S, D>(&self, source: &S, destinations: &mut [D]) -> Result<()>
     where
@@ -134,7 +134,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Same as for [`gather_list`](Self::gather_list).
+    /// The errors of [`gather_list`](Self::gather_list).
     #[doc(alias = "all_to_all")]
     pub fn all_to_all_list<S, D>(&self, sources: &[S], destinations: &mut [D]) -> Result<()>
     where
@@ -300,7 +300,7 @@ impl Communicator {
             return lists(&agreed, Given::Whole(source), Given::Nothing, layout);
         };
         let destinations = self.written(kind.name(), destinations)?;
-        Self::equal(kind, "the source", source.len(), destinations[self.rank()].len(), "this rank's place in the list")?;
+        Self::equal(kind, "the source", source.len(), destinations[self.rank()].len(), "as many as this rank's buffer in the list has")?;
         let layout = BlockLayout::Blocks(destinations.iter().map(MemoryMut::len).collect());
         lists(&agreed, Given::Whole(source), Given::List(destinations), layout)
     }
@@ -319,7 +319,13 @@ impl Communicator {
             return lists(&agreed, Given::Nothing, Given::Whole(destination), layout);
         };
         let sources = self.read(kind.name(), sources)?;
-        Self::equal(kind, "the destination", destination.len(), sources[self.rank()].len(), "this rank's place in the list")?;
+        Self::equal(
+            kind,
+            "the destination",
+            destination.len(),
+            sources[self.rank()].len(),
+            "as many as this rank's buffer in the list has",
+        )?;
         let layout = BlockLayout::Blocks(sources.iter().map(Memory::len).collect());
         lists(&agreed, Given::List(sources), Given::Whole(destination), layout)
     }

@@ -40,8 +40,9 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to all collectives, and `InvalidArgument` if some buffers are on the host and others on a
-    /// device, or, with [`TypedBytes`](crate::TypedBytes), if they hold different element types.
+    /// The errors common to all collectives, and `InvalidArgument`:
+    /// - if some buffers are on the host and others on a device,
+    /// - if the buffers are [`TypedBytes`](crate::TypedBytes) of different element types.
     #[doc(alias("all_reduce_coalesced", "ncclGroupStart"))]
     pub fn all_reduce_many<B: BufferMut>(&self, buffers: &mut [B], op: impl Into<Reduction<B::Element>>) -> Result<()> {
         self.execute(self.prepare_all_reduce_many(buffers, &op.into()))
@@ -62,14 +63,14 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Same as for [`all_reduce_many`](Self::all_reduce_many).
+    /// The errors of [`all_reduce_many`](Self::all_reduce_many).
     #[doc(alias("_broadcast_coalesced", "sync_module_states"))]
     pub fn broadcast_many<B: BufferMut>(&self, buffers: &mut [B], root: usize) -> Result<()> {
         self.execute(self.prepare_broadcast_many(buffers, root))
     }
 
-    /// Gathers each source like [`all_gather_into`](Self::all_gather_into), into its destination of world size × the
-    /// source's length.
+    /// Gathers each source into its destination, like [`all_gather_into`](Self::all_gather_into). A destination is
+    /// world size times as long as its source.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -85,7 +86,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Same as for [`all_reduce_many`](Self::all_reduce_many), and `InvalidArgument` if the lists differ in length.
+    /// The errors of [`all_reduce_many`](Self::all_reduce_many), and `InvalidArgument` if the two lists differ in
+    /// length.
     #[doc(alias("all_gather_into_tensor_coalesced", "all_gather_coalesced"))]
     pub fn all_gather_many_into<S, D>(&self, sources: &[S], destinations: &mut [D]) -> Result<()>
     where
@@ -95,8 +97,8 @@ impl Communicator {
         self.execute(self.prepare_all_gather_many(sources, destinations))
     }
 
-    /// Reduces each source like [`reduce_scatter_into`](Self::reduce_scatter_into). A source has world size × its
-    /// destination's length.
+    /// Reduces each source like [`reduce_scatter_into`](Self::reduce_scatter_into). A source is world size times as
+    /// long as its destination.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -111,7 +113,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Same as for [`all_gather_many_into`](Self::all_gather_many_into).
+    /// The errors of [`all_gather_many_into`](Self::all_gather_many_into).
     #[doc(alias = "reduce_scatter_tensor_coalesced")]
     pub fn reduce_scatter_many_into<S, D>(&self, sources: &[S], destinations: &mut [D], op: impl Into<Reduction<S::Element>>) -> Result<()>
     where

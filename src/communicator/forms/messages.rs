@@ -45,7 +45,7 @@ impl Communicator {
 
     /// Returns the rank that a message goes to.
     pub(in crate::communicator) fn destination(call: &'static str, envelope: &Envelope) -> Result<usize> {
-        envelope.peer.ok_or_else(|| Error::argument(call, "a message goes to one rank: name that rank"))
+        envelope.peer.ok_or_else(|| Error::argument(call, "a send needs a destination: name one rank instead of any rank"))
     }
 
     /// Returns the rank that a message on a device comes from.
@@ -243,8 +243,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to messages. After a `Timeout` in the middle of a message, the next receive gets the whole
-    /// message; the buffer may hold a part of it.
+    /// The errors common to messages. After a `Timeout` in the middle of a message, the buffer may hold a part of the
+    /// message. The next receive gets the whole message.
     #[doc(alias("ncclRecv", "MPI_Recv"))]
     pub fn recv<B: BufferMut + ?Sized>(&self, buffer: &mut B, from: impl Into<Envelope>) -> Result<Received> {
         let from = from.into();
@@ -262,8 +262,8 @@ impl Communicator {
         unsafe { self.core.shared.progress.transfer_one(&context, memory, self.limit(&from)) }
     }
 
-    /// Sends to one rank while receiving from another (or the same), without waiting for either first. If both
-    /// envelopes have a timeout, the shorter one applies.
+    /// Sends to one rank and receives from another rank (or the same rank) at the same time. If both envelopes have a
+    /// timeout, the shorter one applies.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -304,7 +304,12 @@ impl Communicator {
                 });
             }
             #[cfg(feature = "cuda")]
-            _ => return Err(Error::argument(CALL, "one buffer is on the host and the other on a device: pass both on the same side")),
+            _ => {
+                return Err(Error::argument(
+                    CALL,
+                    "one buffer is on the host and the other on a device: pass both on the host, or both on a device",
+                ));
+            }
         };
         let (sending, receiving) = ((to_context, send), (from_context, receive));
         let limit = self.limit(&to).min(self.limit(&from));
@@ -350,7 +355,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Same as for [`start_send`](Self::start_send).
+    /// The errors of [`start_send`](Self::start_send).
     #[doc(alias("irecv", "MPI_Irecv"))]
     pub fn start_recv<B: OwnedBuffer>(&self, buffer: B, from: impl Into<Envelope>) -> Result<Work<(B, Received)>> {
         let from = from.into();

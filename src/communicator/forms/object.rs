@@ -98,7 +98,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Same as for [`all_gather_object`](Self::all_gather_object).
+    /// The errors of [`all_gather_object`](Self::all_gather_object).
     pub fn broadcast_object<T: Serialize + DeserializeOwned>(&self, object: Option<&T>, root: usize) -> Result<T> {
         self.composite("broadcast_object", || {
             self.only_at_root(crate::call::Collective::Broadcast, "an object", object.is_some(), root)?;
@@ -124,7 +124,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Same as for [`all_gather_object`](Self::all_gather_object).
+    /// The errors of [`all_gather_object`](Self::all_gather_object).
     pub fn gather_object<T: Serialize + DeserializeOwned>(&self, object: &T, root: usize) -> Result<Option<Vec<T>>> {
         self.composite("gather_object", || {
             // Every rank learns the sizes, so that every rank refuses objects that are too large.
@@ -152,7 +152,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// Same as for [`all_gather_object`](Self::all_gather_object).
+    /// The errors of [`all_gather_object`](Self::all_gather_object).
     pub fn scatter_object<T: Serialize + DeserializeOwned>(&self, objects: Option<&[T]>, root: usize) -> Result<T> {
         self.composite("scatter_object", || {
             self.only_at_root(crate::call::Collective::Scatter, "objects", objects.is_some(), root)?;
@@ -224,8 +224,8 @@ pub(crate) mod fuzz {
         Identity,
     }
 
-    /// Checks that any bytes decode to an error that names the sender, or to a value that keeps its meaning when
-    /// encoded again.
+    /// Checks that decoding any bytes gives an error that names the sender, or a value that stays the same when it is
+    /// encoded and decoded again.
     pub fn objects(data: &[u8]) {
         check::<Everything>(data);
         check::<Vec<(u8, String)>>(data);

@@ -19,12 +19,13 @@ use crate::host::shm::{ShareError, Size, Storage};
 /// A buffer allocated by [`Communicator::alloc`]: a slice of `T` that any call takes, whole or in part. It is called a
 /// *window* in the guide.
 ///
-/// It belongs to this rank alone, as a vector does. It can be sent to other threads and can outlive its communicator.
-/// Other ranks read it, inside collectives that this rank calls with it, but never write to it.
+/// The buffer belongs to this rank alone, as a vector does. It can be sent to other threads and can outlive its
+/// communicator. In collectives that this rank calls with the buffer, other ranks read it. They never write to it.
 ///
 /// After a failed call, a destination holds unspecified data, and a source is unchanged. Other ranks may still be
-/// reading the buffer then. They do not see what this rank writes to the buffer: the system allocates new memory for
-/// that, page by page. (If a device or a network card was given the buffer's addresses, give it the addresses again.)
+/// reading the buffer after the failure. They do not see later writes of this rank: the system allocates new memory for
+/// these writes, page by page. (If you gave the buffer's addresses to a device or a network card, give it the addresses
+/// again after a failed call.)
 pub struct SharedBuffer<T> {
     /// The first of `len` elements.
     base: NonNull<T>,
@@ -105,9 +106,9 @@ fn in_words([code, align, len]: [u64; 3]) -> String {
 const COMMON_ALIGNMENT: u64 = 4096;
 
 impl Communicator {
-    /// Allocates a buffer of `len` zeros in memory that all ranks of this host share, so that collectives on it, or on
-    /// parts of it, can access one rank's buffer from another rank. This is a collective: every rank calls it with the
-    /// same type and length, and gets its own buffer.
+    /// Allocates a buffer of `len` zeros in memory that all ranks of this host share. So collectives on the buffer, or
+    /// on parts of it, can access one rank's buffer from another rank. This is a collective: every rank calls it with
+    /// the same type and length, and gets its own buffer.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -122,25 +123,27 @@ impl Communicator {
     /// # Ok::<(), collectives::Error>(())
     /// ```
     ///
-    /// Between ranks that share no host, or with `Transport::Tcp`, the buffer is ordinary memory that begins at a page
-    /// boundary, so programs need no second code path. On several hosts, the ranks of each host share memory.
+    /// If a rank shares its host with no other rank, or with `Transport::Tcp`, the buffer is ordinary memory that
+    /// begins at a page boundary. So programs need no second code path. On several hosts, the ranks of each host share
+    /// memory.
     ///
     /// **Cost.**
-    /// - Memory: the bytes of every rank's buffer exist once on the host, and are allocated when this returns.
-    ///   Measured: 3 to 6 µs per page of 4 KiB (2 virtual CPUs, Zen 5; `benches/record/design-figures.md`).
-    /// - Address space: each rank maps the buffers of all ranks on its host, and maps its own buffer twice, so it needs
-    ///   room for (ranks on the host + 1) × `len` elements, rounded up to pages (to pages of 2 MiB if a buffer fills
-    ///   such a page).
-    /// - First use: a page of another rank is mapped when a call first reaches it, which takes about 1 µs on that
-    ///   machine. So allocate once and use it often.
+    /// - Memory: the bytes of every rank's buffer exist once on the host, and are allocated when `alloc` returns. The
+    ///   allocation takes 3 to 6 µs per page of 4 KiB (measured with 2 virtual CPUs, Zen 5;
+    ///   `benches/record/design-figures.md`).
+    /// - Address space: each rank maps the buffers of all ranks on its host, and maps its own buffer twice. So each
+    ///   rank needs room for (ranks on the host + 1) × `len` elements. The size is rounded up to pages, or to pages of
+    ///   2 MiB if a buffer fills such a page.
+    /// - First use: when a call first reaches a page of another rank, the system maps that page. This takes about 1 µs
+    ///   on the machine named above. So allocate a buffer once and use it often.
     ///
     /// Huge pages are used if the system allows them for shared memory
-    /// (`/sys/kernel/mm/transparent_hugepage/shmem_enabled` at `advise`).
+    /// (`/sys/kernel/mm/transparent_hugepage/shmem_enabled` is `advise`).
     ///
-    /// Dropping the buffer needs no other rank. Its memory is freed at once; its address space is freed at the next
-    /// collective of this communicator. The other ranks' buffers remain; collectives on them then go through the
-    /// communicator's own memory. After a failed call, other ranks may still be reading what was in the buffer. That
-    /// memory is freed when all ranks of the host have dropped their buffers and the communicator.
+    /// A rank can drop its buffer without the other ranks. The buffer's memory is freed at once; its address space is
+    /// freed at the next collective of this communicator. The other ranks' buffers remain. Collectives on those buffers
+    /// then go through the communicator's own memory. After a failed call, other ranks may still be reading the buffer.
+    /// In that case, its memory is freed when all ranks of the host have dropped their buffers and the communicator.
     ///
     /// # Errors
     ///

@@ -149,8 +149,8 @@ impl Communicator {
         self.execute(self.prepare_scatter_v(source, destination.memory_mut(), root))
     }
 
-    /// Exchanges blocks like [`all_to_all_into`](Self::all_to_all_into), with a count for each rank this rank sends to,
-    /// and one for each it receives from.
+    /// Exchanges blocks like [`all_to_all_into`](Self::all_to_all_into), with two counts for each rank: how many
+    /// elements this rank sends to it (`send_counts`), and how many it receives from it (`receive_counts`).
     ///
     /// ```
     /// # use collectives::Communicator;

@@ -142,7 +142,7 @@ impl ProgressEngine {
 fn in_words(left: GivenUp) -> Option<String> {
     match left {
         GivenUp::Nothing | GivenUp::Sent(_) => None,
-        GivenUp::Withdrawn => Some(" (it was not sent: the matching receive gets an error)".to_owned()),
+        GivenUp::Withdrawn => Some(" (the message was not sent: the matching receive gets an error)".to_owned()),
         GivenUp::Kept { source, bytes } => {
             Some(format!(" (a message of {bytes} B from rank {source} had begun to arrive: it is kept for the next receive)"))
         }

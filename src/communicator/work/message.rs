@@ -15,8 +15,8 @@ pub(in crate::communicator) const INTERNAL_TAG: u64 = 1 << 63;
 /// between these two.
 pub(in crate::communicator) const BARRIER_TAG: u64 = INTERNAL_TAG | 1 << 59;
 
-/// The other end of a message: a rank or any rank, the tag, and how long the call may take. A plain rank number is an
-/// envelope with tag 0.
+/// The parameters of a message: its other end (one rank, or any rank), its tag, and how long the call may take. A plain
+/// rank number is an envelope with tag 0.
 ///
 /// ```
 /// # use collectives::Envelope;
@@ -39,13 +39,13 @@ impl Envelope {
         Self { peer: Some(rank), tag: 0, timeout: None }
     }
 
-    /// Accepts a message from any rank: from the first that sends with the tag.
+    /// Accepts a message from any rank: from the first rank that sends a message with the tag.
     #[doc(alias = "MPI_ANY_SOURCE")]
     pub const fn any() -> Self {
         Self { peer: None, tag: 0, timeout: None }
     }
 
-    /// Sets the tag in place of 0. A tag must be below 2⁶³.
+    /// Sets the tag, which is otherwise 0. A tag must be below 2⁶³.
     pub const fn tag(self, tag: u64) -> Self {
         Self { tag, ..self }
     }

@@ -24,10 +24,10 @@ use crate::host::health::forked;
 
 /// The handle of a background call, with the buffer that the call works on.
 ///
-/// [`Work::wait`] gives the buffer back. If the call failed, it returns the error instead, and the buffer is freed. If
-/// you drop the handle, the call goes on, and the buffer is freed when it has ended. If you leak the handle, only the
-/// buffer leaks. A device may still use the buffer, even after a failed call; the buffer is then freed once the device
-/// has passed the call.
+/// [`Work::wait`] gives the buffer back. If the call failed, `wait` returns the error instead, and the buffer is freed.
+/// If you drop the handle, the call goes on, and the buffer is freed when it has ended. If you leak the handle, only
+/// the buffer leaks. A device may still use the buffer, even after a failed call. In that case, the buffer is freed
+/// once the device's stream is past the call.
 ///
 /// You can:
 /// - wait for the call ([`wait`](Self::wait)), or for the first of several ([`wait_any`](Self::wait_any)),
@@ -35,7 +35,7 @@ use crate::host::health::forked;
 /// - await it with any executor,
 /// - register a callback ([`on_end`](Self::on_end)).
 ///
-/// None of these takes a thread for each call.
+/// Waiting, polling, awaiting and callbacks do not need a thread for each call.
 ///
 /// ```
 /// # use collectives::{Communicator, ReduceOp};
@@ -63,8 +63,8 @@ pub struct Work<B> {
 }
 
 /// Why a thread may not wait for a call.
-const FOR_ITSELF: &str = "called from within a call of the same communicator, and the awaited call is queued behind that one; or from a \
-                          callback on the thread that must complete the awaited call";
+const FOR_ITSELF: &str = "the wait would never end: it is called from within a call of the same communicator, and the awaited call is \
+                          queued behind that call; or it is called from a callback on the thread that must complete the awaited call";
 
 /// How long a waiter lets another thread move messages on before it tries to do so itself.
 const OTHERS_TURN: Duration = Duration::from_micros(50);
@@ -77,15 +77,15 @@ const NAP: Duration = Duration::from_millis(1);
 
 /// The queue in which background collectives take their turns.
 pub(in crate::communicator) trait Turns: Send + Sync {
-    /// Returns whether this thread would wait forever for a call in this queue. That is so if the thread has a turn, or
-    /// runs the background calls.
+    /// Returns whether this thread would wait forever for a call in this queue. A thread would wait forever if it has a
+    /// turn, or if it runs the background calls.
     fn would_wait_for_itself(&self) -> bool;
 }
 
 /// Moves background calls on from the thread that waits for them.
 pub(in crate::communicator) trait Drive: Send + Sync {
-    /// Moves what can move. If nothing can, waits for at most `limit`. Returns `false` if another thread is already
-    /// driving.
+    /// Moves the calls that can move. If no call can move, waits for at most `limit`. Returns `false` if another thread
+    /// is already moving the calls.
     fn drive(&self, limit: Duration) -> bool;
 
     /// Returns whether the call has ended. Does not wait, and checks only if no other thread is checking.
@@ -93,7 +93,7 @@ pub(in crate::communicator) trait Drive: Send + Sync {
         false
     }
 
-    /// Makes sure that the end is noticed while no thread waits.
+    /// Makes sure that the end of the call is noticed while no thread waits for it.
     fn attend(self: Arc<Self>) {}
 
     /// Returns whether this thread is the one that notices the end of calls: if it slept, it would never be woken.
@@ -138,18 +138,18 @@ impl<B: Send + 'static> Work<B> {
         self
     }
 
-    /// Returns whether this thread would wait for itself, because it is inside a call of the communicator that this
-    /// work is queued behind.
+    /// Returns whether this thread would wait for itself, because it is inside a call of the communicator, and this
+    /// work is queued behind that call.
     fn would_wait_for_itself(&self) -> bool {
         self.turns.as_ref().and_then(Weak::upgrade).is_some_and(|turns| turns.would_wait_for_itself())
     }
 
-    /// Returns whether this thread would sleep forever: only this thread could reach the end, or notice it.
+    /// Returns whether this thread would sleep forever, because only this thread could end the call, or notice its end.
     fn would_sleep_in_vain(&self) -> bool {
         self.would_wait_for_itself() || self.driver.as_ref().is_some_and(|driver| driver.is_noticed_here())
     }
 
-    /// Erases the type of the buffer, so that works of several types fit in one list. [`wait`](Self::wait) then gives
+    /// Erases the type of the buffer, so that `Work`s of several types fit in one list. [`wait`](Self::wait) then gives
     /// back the same value, as a boxed [`Any`].
     ///
     /// ```
@@ -177,12 +177,12 @@ impl<B: Send + 'static> Work<B> {
         }
     }
 
-    /// Calls `callback` once, when the call has ended, successfully or not. It runs on the thread that ends the call,
-    /// or at once on this thread if the call has ended already.
+    /// Calls `callback` once, when the call has ended, successfully or not. The callback runs on the thread that ends
+    /// the call, or at once on this thread if the call has ended already.
     ///
-    /// The callback should be short. It must not wait for this communicator, nor for another communicator whose
-    /// callbacks wait for this one. A panic in it is caught. A thread that waits for the call may return before the
-    /// callback has run. In a forked child the callback never runs.
+    /// The callback should be short. It must not wait for this communicator. It must not wait for another communicator
+    /// either, if callbacks of that communicator wait for this one. A panic in the callback is caught. A thread that
+    /// waits for the call may return before the callback has run. In a forked child the callback never runs.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -204,7 +204,7 @@ impl<B: Send + 'static> Work<B> {
         self.attend();
     }
 
-    /// Makes sure that the end is noticed if no thread waits for it.
+    /// Makes sure that the end of the call is noticed if no thread waits for it.
     fn attend(&self) {
         if let Some(driver) = &self.driver {
             Arc::clone(driver).attend();
@@ -214,9 +214,11 @@ impl<B: Send + 'static> Work<B> {
     /// Waits until one of `works` ends, and returns its index (the lowest, if several have ended). Returns `None` if
     /// `limit` passes first, or if `works` is empty.
     ///
-    /// If none has ended, it also returns `None` at once when it is used inside a call that one of `works` is queued
-    /// behind, or in a callback on the thread that ends one of `works`. Works of different types can be listed after
-    /// [`erased`](Self::erased).
+    /// If no work has ended, also returns `None` at once in two places:
+    /// - inside a call, if one of `works` is queued behind that call,
+    /// - in a callback on the thread that ends one of `works`.
+    ///
+    /// To list works of different types, call [`erased`](Self::erased) on each.
     ///
     /// ```
     /// # use collectives::{Communicator, Envelope, Work};
@@ -278,9 +280,9 @@ impl<B: Send + 'static> Work<B> {
     ///
     /// # Errors
     ///
-    /// The errors of the call itself. The communicator's timeout bounds the call and the calls before it, so it also
-    /// bounds this wait. `InvalidArgument` inside a call of the same communicator, such as in a custom op: the call
-    /// would wait for itself. `Unsupported` in a forked child.
+    /// The errors of the call itself. The communicator's timeout bounds the call and the calls before it, so the
+    /// timeout also bounds this wait. `InvalidArgument` inside a call of the same communicator, such as in a custom op:
+    /// the call would wait for itself. `Unsupported` in a forked child.
     pub fn wait(mut self) -> Result<B> {
         loop {
             if let Some(buffer) = self.wait_timeout(Duration::MAX)? {
@@ -289,8 +291,8 @@ impl<B: Send + 'static> Work<B> {
         }
     }
 
-    /// Waits until the call ends, for at most `limit`. Returns the buffer, or `None` if the call has not ended by then;
-    /// the call goes on.
+    /// Waits until the call ends, for at most `limit`. Returns the buffer. If the call has not ended by then, returns
+    /// `None`, and the call goes on.
     ///
     /// # Errors
     ///
@@ -379,8 +381,8 @@ impl<B: Send + 'static> IntoFuture for Work<B> {
     }
 }
 
-/// The future of a background call's end; see [`Work`]. Dropping it has the effect of dropping the work: the call goes
-/// on.
+/// The future of a background call's end; see [`Work`]. Dropping the future has the same effect as dropping the
+/// [`Work`]: the call goes on.
 #[must_use = "the call's outcome and its buffer come back by awaiting it"]
 pub struct WorkFuture<B>(Option<Work<B>>);
 
@@ -431,7 +433,7 @@ pub trait OwnedBuffer: crate::call::buffer::BufferMut + Send + 'static {}
 
 impl<B: crate::call::buffer::BufferMut + Send + 'static> OwnedBuffer for B {}
 
-/// A buffer that a background call can own and only reads. It may be shared with others.
+/// A buffer that a background call can own, and that the call only reads. The buffer may be shared with other owners.
 pub trait OwnedSource: crate::call::buffer::Buffer + Send + 'static {}
 
 impl<B: crate::call::buffer::Buffer + Send + 'static> OwnedSource for B {}

@@ -453,7 +453,7 @@ fn record(event: &CudaEvent, stream: &CudaStream) -> Result<()> {
 fn wait(event: &CudaEvent, stream: &CudaStream) -> Result<()> {
     // SAFETY: event and stream are alive, and of one context.
     unsafe { result::stream::wait_event(stream.cu_stream(), event.cu_event(), CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT) }
-        .map_err(failed("having a stream wait for an event"))
+        .map_err(failed("making a stream wait for an event"))
 }
 
 fn failed(doing: &'static str) -> impl FnOnce(DriverError) -> crate::error::Error {

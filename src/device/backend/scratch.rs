@@ -85,11 +85,11 @@ impl ScratchMemory {
         if *rest == 0 {
             if driver::is_capturing(stream) {
                 let reason = format!(
-                    "it needs {room} B of scratch memory, and only {} B exist until the first call that needs more: make one such call \
-                     before the capture",
+                    "it needs {room} B of scratch memory, but only {} B have been allocated so far: make one call of this size before \
+                     the capture",
                     self.first.bytes
                 );
-                return Err(Error::unsupported("the first large fold, or exchange in place, while a graph is captured", reason));
+                return Err(Error::unsupported("the first large fold or in-place exchange, during the capture of a graph", reason));
             }
             *rest = allocate(&self.gpu, self.most)?;
         }

@@ -41,7 +41,11 @@ impl Leftover {
             drop(std::mem::ManuallyDrop::into_inner(left));
         };
         if let Err(error) = std::thread::Builder::new().name("collectives-free".to_owned()).spawn(free) {
-            crate::base::event::error!(%error, bytes, "no thread to free memory that graphs of a dropped communicator use: it is leaked");
+            crate::base::event::error!(
+                %error,
+                bytes,
+                "no thread could be started to free the memory that graphs of a dropped communicator use: the memory is leaked"
+            );
         }
     }
 }

@@ -36,10 +36,13 @@ impl AnnouncedCapture {
     #[cold]
     fn changed(is_captured: bool) -> Refusal {
         let (what, error) = if is_captured {
-            ("another thread began to capture its stream after the ranks had compared it", CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+            (
+                "another thread began to capture the stream after the ranks had compared the call",
+                CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+            )
         } else {
             (
-                "another thread ended the capture of its stream after the ranks had compared it",
+                "another thread ended the capture of the stream after the ranks had compared the call",
                 CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
             )
         };

@@ -91,7 +91,10 @@ impl Drop for Page {
         // free waits for the device.
         let free = move || drop(ManuallyDrop::into_inner(memory));
         if let Err(error) = thread::Builder::new().name("collectives-free".to_owned()).spawn(free) {
-            crate::base::event::warn!(%error, "no thread to free what graphs wrote: 4 KiB of pinned memory are leaked");
+            crate::base::event::warn!(
+                %error,
+                "no thread could be started to free memory that graphs wrote: 4 KiB of pinned memory are leaked"
+            );
         }
     }
 }

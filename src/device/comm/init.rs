@@ -55,8 +55,10 @@ fn numbers(doing: &str, setup: &Setup<'_>) -> Result<(c_int, c_int)> {
     match numbers {
         Some(numbers) if setup.rank < setup.world_size && !setup.ids.is_empty() && setup.ids.len() <= setup.world_size => Ok(numbers),
         _ => {
-            let expected =
-                format!("expected a rank below the size, and between one id and one per rank; there are {} ids", setup.ids.len());
+            let expected = format!(
+                "the rank must be below the world size, with at least one id and at most one per rank; there are {} ids",
+                setup.ids.len()
+            );
             Err(Error::config(doing, expected))
         }
     }
@@ -138,11 +140,12 @@ impl NcclComm {
 
 /// Returns the child of a call for ranks that are all in the new communicator.
 fn a_child(made: Option<NcclComm>) -> Result<NcclComm> {
-    made.ok_or_else(|| Error::config("making a communicator out of another", "NCCL made none for this rank"))
+    made.ok_or_else(|| Error::config("making a communicator out of another", "NCCL made no communicator for this rank"))
 }
 
 /// The advice for a communicator from which nothing can be created.
-const WAY_OUT: &str = "no communicator can be created from it any more: abort or drop it, and create a new communicator for the surviving ranks, with a new id";
+const WAY_OUT: &str = "no communicator can be created from this one any more: abort or drop it, and create a new communicator for the \
+                       surviving ranks, with a new id";
 
 /// Returns the error of a communicator in which NCCL has lost a rank, with advice: NCCL creates nothing from such a
 /// communicator.

@@ -498,13 +498,13 @@ pub(super) const NONE: *mut ncclComm = ptr::null_mut();
 
 /// The channel on which a communicator's ranks report that their work on devices is about to be cut off.
 pub(crate) trait EndNotice: Debug + Send + Sync {
-    /// Reports that work is about to be cut off, with the error that ends the communicator, or `None` if only work in
-    /// flight is stopped. Does not block. For every reader, the report is ordered before the next actions of this
-    /// thread.
+    /// Reports that work is about to be cut off. `error` is the error that ends the communicator, or `None` if only
+    /// work in flight is stopped. Does not block. For every reader, the report is ordered before the next actions of
+    /// this thread.
     fn post(&self, error: Option<&Error>);
 
-    /// Returns the first rank's report, to a caller that has waited for `waited`. Costs some nanoseconds while there is
-    /// none.
+    /// Returns the first report that a rank made. The caller has waited for `waited`. If there is no report, this costs
+    /// some nanoseconds.
     fn read(&self, doing: &dyn Fn() -> String, waited: Duration) -> Option<Notice>;
 }
 
@@ -520,11 +520,12 @@ pub(crate) enum Notice {
 /// Knowledge, from outside NCCL, about the ranks that a device waits for. If a peer on the same host has died or is
 /// stopped, NCCL does not report it.
 pub(crate) trait LivenessProbe: Debug + Send + Sync {
-    /// Returns the reason why `doing` will not end, if a rank is known to be gone. A waiting thread asks from time to
-    /// time, and passes the time that it has waited. In rare cases the answer takes some hundred milliseconds.
+    /// Returns the reason why `doing` will not end, if a rank is known to be gone. A waiting thread calls this from
+    /// time to time, and passes the time that it has waited. In rare cases the call takes some hundred milliseconds.
     fn trouble(&self, doing: &dyn Fn() -> String, waited: Duration) -> Option<Error>;
 
-    /// Returns the rank that is gone, when NCCL has reported that one is; `None` if all ranks are alive.
+    /// Returns an error that names the rank that is gone. Called after NCCL has reported that a rank is gone. Returns
+    /// `None` if all ranks are alive.
     fn culprit(&self, doing: &dyn Fn() -> String) -> Option<Error>;
 
     /// Returns the ranks that are known not to run at the moment. The error of a passed deadline names them.

@@ -129,7 +129,8 @@ impl Drop for NcclComm {
             if !self.inner.is_ended() {
                 crate::base::event::error!(
                     rank = self.rank(),
-                    "dropped with calls that other ranks have not made: it is aborted, and the results of those calls are invalid"
+                    "a communicator was dropped with calls that other ranks have not made: it is aborted, and the results of the \
+                     calls are invalid"
                 );
             }
             self.abort();
@@ -182,7 +183,7 @@ impl Inner {
     /// not leave, the communicator is aborted.
     pub(super) fn gate_or_abort(self: &Arc<Self>, doing: &str, deadline: &Deadline) -> Result<MutexGuard<'_, Option<Arc<StreamTracker>>>> {
         lock_within(&self.gate, deadline.remaining().min(FENCE)).ok_or_else(|| {
-            let what = format!("{doing}, which is blocked by a call that waits for other ranks: it is aborted instead");
+            let what = format!("{doing}, which is blocked by a call that waits for other ranks: the communicator is aborted instead");
             self.end(Error::Aborted { doing: what, by: Peer::unknown(self.rank) }, &|| doing.to_owned())
         })
     }
@@ -385,7 +386,7 @@ impl Inner {
         if thread::Builder::new().name("collectives-nccl".to_owned()).spawn(wait).is_err() {
             crate::base::event::error!(
                 rank = self.rank,
-                "dropped while captured graphs exist, and no thread could be started to close it after them: it is leaked"
+                "a communicator was dropped before its captured graphs, and no thread could be started to close it after them: it is leaked"
             );
         }
     }

@@ -69,7 +69,7 @@ impl CustomKernels {
             DeviceCode::Expression(expression) => {
                 let TypeTag::Scalar(dtype) = element else {
                     let reason = "an expression works only on single elements; give the op a kernel with CustomOp::with_ptx";
-                    return Err(Error::unsupported(format!("a custom op by an expression on {element}"), reason));
+                    return Err(Error::unsupported(format!("a custom op from an expression, on {element}"), reason));
                 };
                 let image = compile(&source(expression, dtype)?, self.capability, expression)?;
                 (image, ENTRY, format!("the kernel of the expression {expression:?} for {dtype}"))

@@ -132,7 +132,7 @@ impl Family {
     /// Loads the image for a device.
     pub(super) fn load(&self, gpu: &Gpu) -> Result<Module> {
         let image = CStr::from_bytes_with_nul(self.image(gpu.capability).as_bytes())
-            .map_err(|_| Error::config(format!("image {}", self.name), "it does not contain exactly one NUL, at its end"))?;
+            .map_err(|_| Error::config(format!("image {}", self.name), "it must contain exactly one NUL, at its end"))?;
         Module::load(&gpu.context, image, &format!("kernels of the family {:?}", self.name))
     }
 }

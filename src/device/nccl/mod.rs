@@ -38,8 +38,12 @@ pub(crate) fn library(explicit: Option<&NcclLibrary>) -> Result<&'static Library
 }
 
 fn judge(found: Version, path: &str) -> Result<(), String> {
-    let refusal =
-        || format!("NCCL {found} ({path}) is older than {OLDEST}, the oldest supported version: install a newer one, or name its file");
+    let refusal = || {
+        format!(
+            "NCCL {found} ({path}) is older than {OLDEST}, the oldest supported version: install a newer one, or name its file in \
+             COLLECTIVES_NCCL_LIBRARY"
+        )
+    };
     if found < OLDEST { Err(refusal()) } else { Ok(()) }
 }
 
@@ -211,9 +215,10 @@ pub(crate) fn unique_id(library: &'static Library) -> Result<ncclUniqueId, Refus
 /// The purpose of an NCCL communicator; see `comm/`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// For creating and ending others. It does not block, and its children share its abort flags.
+    /// For creating and ending other communicators. A control communicator is non-blocking, and its children share its
+    /// abort flags.
     Control,
-    /// For calls. It blocks, and has no children.
+    /// For calls. A data communicator is blocking, and has no children.
     Data,
 }
 

@@ -172,8 +172,8 @@ impl fmt::Display for DeviceAlgorithm {
             DeviceAlgorithm::Nccl(NcclOp::PreMulSum(_), _) => write!(f, "NCCL's PreMulSum"),
             DeviceAlgorithm::Nccl(op, _) => write!(f, "NCCL's {op:?}"),
             DeviceAlgorithm::SumThenDivide(_) => write!(f, "NCCL's Sum, then our division"),
-            DeviceAlgorithm::Fold(_, _, None) => write!(f, "exchange, our fold in rank order"),
-            DeviceAlgorithm::Fold(_, _, Some(_)) => write!(f, "our multiplication, exchange, our fold in rank order"),
+            DeviceAlgorithm::Fold(_, _, None) => write!(f, "exchange, then our fold in rank order"),
+            DeviceAlgorithm::Fold(_, _, Some(_)) => write!(f, "our multiplication, then exchange, then our fold in rank order"),
         }
     }
 }
@@ -330,7 +330,7 @@ mod tests {
     fn the_explanation_names_every_way() {
         let text = explain(&capabilities(6));
         assert!(text.contains("avg of f32 f64: NCCL's Sum, then our division"), "{text}");
-        assert!(text.contains("band of i8 i16 i32 i64 u8 u16 u32 u64: exchange, our fold in rank order"), "{text}");
+        assert!(text.contains("band of i8 i16 i32 i64 u8 u16 u32 u64: exchange, then our fold in rank order"), "{text}");
         assert!(text.contains("bor of bool: NCCL's Max of bytes"), "{text}");
     }
 }

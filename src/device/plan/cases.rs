@@ -172,7 +172,9 @@ impl Case {
             let place = wrong as i64 - destination.saturating_sub(BASE) as i64;
             let (end, len) = ((wrong + 16).min(got.len()), got.len());
             let (got, expected) = (&got[wrong..end], &expected[wrong..end]);
-            panic!("rank {me}, byte {place} of its destination, {wrong} of {len}: {got:x?} and not {expected:x?}: {self:?}");
+            panic!(
+                "rank {me}: from byte {place} of the destination on (byte {wrong} of {len}): {got:x?}, expected {expected:x?}: {self:?}"
+            );
         }
     }
 

@@ -89,7 +89,9 @@ pub(crate) fn moving(job: &Job, ranks: Ranks, library: Library, scratch: Scratch
             exchange(job, &blocks, &blocks, ranks)
         }
         (Collective::AllToAllV, BlockLayout::Pairs { send, receive }) if !job.in_place => exchange(job, send, receive, ranks),
-        (kind, layout) => return Err(Error::argument(kind.name(), format!("this call has no such layout on a device: {layout:?}"))),
+        (kind, layout) => {
+            return Err(Error::argument(kind.name(), format!("on a device, this call does not support the layout {layout:?}")));
+        }
     })
 }
 
@@ -114,7 +116,9 @@ pub(crate) fn reducing(job: &Job, op: NcclOp, dtype: DType, ranks: Ranks) -> Res
             Plan::One(Transfer::ReduceScatter { source, destination, count: bytes / size, dtype, op })
         }
         (Collective::ReduceScatterV, BlockLayout::Blocks(blocks)) => reduce_scatter_v(source, destination, blocks, op, dtype, ranks),
-        (kind, layout) => return Err(Error::argument(kind.name(), format!("this call has no such layout on a device: {layout:?}"))),
+        (kind, layout) => {
+            return Err(Error::argument(kind.name(), format!("on a device, this call does not support the layout {layout:?}")));
+        }
     })
 }
 
@@ -169,7 +173,7 @@ pub(crate) fn messages(messages: &[Message], me: usize) -> Result<(Vec<Transfer>
     let like = |message: &&Message| (message.bytes, message.element);
     if !sent.iter().map(like).eq(received.iter().map(like)) {
         let reason = format!(
-            "rank {me} sends {} messages to itself in one group and receives {}, or their lengths or types differ",
+            "in one group, rank {me} sends {} messages to itself and receives {}: their numbers, lengths and types must be equal",
             sent.len(),
             received.len()
         );

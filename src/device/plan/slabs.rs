@@ -18,7 +18,7 @@ pub(super) struct Region {
 enum Shape {
     /// The whole vector, divided over all ranks: `chunk` bytes for each rank in every slab except the last.
     Vector { bytes: usize },
-    /// One block for each rank, of which `chunk` bytes are in a slab.
+    /// One block for each rank. A slab contains `chunk` bytes of each block.
     Blocks { blocks: Vec<Region>, longest: usize },
 }
 

@@ -136,7 +136,8 @@ pub(crate) enum Folder {
 /// One step of a call. Steps of one stream run one after another.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Step {
-    /// Transfers that are launched as one group. The group may be empty if other ranks have transfers in theirs.
+    /// Transfers that are launched as one group. The group of one rank may be empty if the groups of other ranks have
+    /// transfers.
     Transfer(Vec<Transfer>),
     /// A copy inside this device's memory.
     Copy {
@@ -171,8 +172,9 @@ pub(crate) enum Step {
         data: u64,
         bytes: usize,
     },
-    /// The side stream waits for the call's stream's work so far, or the reverse.
+    /// Records the event on one of the two streams.
     Record(StepEvent),
+    /// Makes the other stream wait for the recorded event.
     Wait(StepEvent),
 }
 

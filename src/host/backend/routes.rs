@@ -333,7 +333,7 @@ impl HostBackend {
         if self.scratch.reserve(bytes) {
             return Ok(self.scratch.as_mut_ptr());
         }
-        crate::base::event::error!(bytes, "no scratch memory for a hierarchical call");
+        crate::base::event::error!(bytes, "cannot allocate scratch memory for a hierarchical call");
         Err(AbortReason::Failed { rank: self.rank as u32 }.into())
     }
 }

@@ -191,7 +191,7 @@ fn check_reach(facts: &[HostFacts], peers: &[Peer], address_of: impl Fn(usize) -
 fn in_words(refusals: &[(usize, String)], peers: &[Peer], config: &Config) -> Option<String> {
     let (rank, reason) = refusals.first()?;
     let remedy = if config.host_identity.is_some() {
-        "; COLLECTIVES_HOST_IDENTITY (or Config::host_identity) says which ranks share a host"
+        "; check COLLECTIVES_HOST_IDENTITY (or Config::host_identity), which decides which ranks share a host"
     } else {
         ""
     };
@@ -370,7 +370,8 @@ impl HostFacts {
 pub(crate) mod fuzz {
     use super::HostFacts;
 
-    /// Decodes any bytes as a rank's facts: an error that names the rank, or facts that survive the exchange.
+    /// Decodes any bytes as a rank's facts. The result is an error that names the rank, or facts that are the same
+    /// after they are encoded and decoded again.
     pub fn facts(data: &[u8]) {
         match HostFacts::from_bytes(3, data) {
             Ok(facts) => {

@@ -18,12 +18,12 @@ use super::operation::Operation;
 trait Convert<const STEP: usize> {
     /// # Safety
     ///
-    /// `from` points to a step's elements, of any alignment; the processor has the instructions.
+    /// `from` points to `STEP` elements, of any alignment. The processor has the instructions.
     unsafe fn widen(from: *const u16) -> [f32; STEP];
 
     /// # Safety
     ///
-    /// `into` points to room for a step's elements, of any alignment; the processor has the instructions.
+    /// `into` points to room for `STEP` elements, of any alignment. The processor has the instructions.
     unsafe fn narrow(from: &[f32; STEP], into: *mut u16);
 }
 
@@ -83,7 +83,7 @@ pub(super) unsafe fn fold_avx512<O: Operation<f32>>(into: *mut u8, inputs: Input
     unsafe { fold::<Avx512, O, 64, 16>(into.cast(), inputs, divisor) }
 }
 
-/// Folds; inlined into one of the two functions above.
+/// Folds with the conversions of `C`. Inlined into [`fold_avx2`] and [`fold_avx512`].
 ///
 /// # Safety
 ///
@@ -120,7 +120,7 @@ unsafe fn fold<C: Convert<STEP> + Convert<LANES>, O: Operation<f32>, const STEP:
 ///
 /// # Safety
 ///
-/// `at` returns the address of each input's element, and there is room for one at `into`.
+/// `at` returns the address of each input's element, and there is room for one element at `into`.
 #[inline(always)]
 unsafe fn fold_single<O: Operation<f32>>(
     into: *mut u16,
@@ -136,7 +136,7 @@ unsafe fn fold_single<O: Operation<f32>>(
     }
 }
 
-/// Folds a step of each input.
+/// Folds `STEP` elements of each input.
 ///
 /// # Safety
 ///

@@ -20,9 +20,9 @@ pub(super) trait Numeric: 'static {
     /// Returns the exact value of an element.
     fn widen(stored: Self::Stored) -> Self::Wide;
 
-    /// Returns the element nearest to a value, ties to even. A NaN becomes the type's positive quiet one: which of two
-    /// NaNs an addition keeps depends on the order in which the compiler places its operands, and every rank must end
-    /// with the same bits.
+    /// Returns the element nearest to a value, ties to even. A NaN becomes the type's positive quiet NaN, so that every
+    /// rank ends with the same bits. Otherwise the order in which the compiler places the operands of an addition would
+    /// decide which of two NaNs remains.
     fn narrow(wide: Self::Wide) -> Self::Stored;
 }
 

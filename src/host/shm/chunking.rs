@@ -13,7 +13,7 @@ use crate::call::algorithm::Algorithm;
 pub(super) enum Area {
     /// The rest of the header line.
     Head,
-    /// The lines after it.
+    /// The lines after the header line.
     Lines,
     /// The slot.
     Slot,

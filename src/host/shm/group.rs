@@ -43,8 +43,8 @@ pub(crate) struct CallContext<'a> {
 pub(super) enum GroupState {
     /// All steps are done.
     Ready,
-    /// The deadline of a barrier passed while others were missing. They will still arrive at this step, so it is
-    /// awaited again: when the same barrier is retried, or before the next call.
+    /// The deadline of a barrier passed while other ranks were missing. Those ranks will still arrive at this step. So
+    /// this rank waits for the step again when the barrier is retried, or before the next call.
     Unfinished(Fingerprint),
     /// The ranks are no longer at the same step; every call ends at once.
     Ended(AbortReason),

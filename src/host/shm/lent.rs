@@ -103,8 +103,8 @@ impl<'a> Lent<'a> {
                 let _ = writeln!(
                     io::stderr(),
                     "collectives: rank {rank} may still be reading a shared buffer {READERS_LEAVE_WITHIN:?} after the call failed \
-                     here, and the buffer cannot be made private to this rank ({error}): this process aborts, because the buffer can no \
-                     longer be written safely"
+                     here. The buffer cannot be made private to this rank ({error}), so this process can no longer write it safely, and \
+                     aborts"
                 );
                 std::process::abort();
             }

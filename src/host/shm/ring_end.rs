@@ -46,7 +46,8 @@ const PREFETCHED_BYTES: usize = 2048;
 #[derive(Debug)]
 pub(super) enum Peeked {
     Nothing,
-    /// One write, or the last of several with this total length: the header shows which.
+    /// The head of one write, or of the last of several writes; `bytes` is the length of all of them. The header shows
+    /// which case applies.
     Frame(Head),
     /// Something else.
     Other,

@@ -36,11 +36,11 @@ const FINGERPRINT_AT: usize = 8;
 /// The result of a look at all ranks.
 #[derive(Debug, PartialEq, Eq)]
 enum PollResult {
-    /// All have published the step, and agree.
+    /// All ranks have published the step, and agree.
     Complete,
-    /// Some have not.
+    /// Some ranks have not published the step.
     Behind,
-    /// This rank published another call.
+    /// The rank with this number published a different call.
     Differs(usize),
 }
 

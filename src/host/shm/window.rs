@@ -118,10 +118,10 @@ pub(super) struct Window {
 /// Whether this rank's own segment is shared.
 #[derive(Debug)]
 enum Own {
-    /// All ranks see what this rank writes. The view can replace it. There is no view if ranks share one mapping,
-    /// because it would replace that mapping for all of them.
+    /// All ranks see the data that this rank writes. The private view can replace the segment. There is no view if
+    /// ranks share one mapping, because the view would replace that mapping for all ranks.
     Shared(Option<PrivateView>),
-    /// The others see what was there when the segment became private.
+    /// The other ranks see the data that was there when the segment became private.
     Private,
 }
 

@@ -11,8 +11,8 @@ use crate::call::buffer::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
 use crate::call::element::AnyElement;
 use crate::error::Result;
 
-/// A tensor as a buffer for any call. Its type is known at run time, like that of [`TypedBytes`](crate::TypedBytes).
-/// Made by [`Tensor::as_buffer`] and similar methods.
+/// A tensor as a buffer for any call. Its element type is known at run time, as for [`TypedBytes`](crate::TypedBytes).
+/// [`Tensor::as_buffer`] and similar methods make it.
 #[derive(Debug)]
 pub struct TensorBuffer<P> {
     /// The tensor. It can be lent, and if this buffer may be written, it can be lent for writing.
@@ -20,7 +20,7 @@ pub struct TensorBuffer<P> {
 }
 
 impl Tensor {
-    /// Returns the tensor as a buffer that calls read. For a tensor on a GPU, call `Tensor::order_by` first.
+    /// Returns the tensor as a buffer that calls can read. For a tensor on a GPU, call `Tensor::order_by` first.
     ///
     /// ```
     /// use collectives::{Communicator, ReduceOp, interop::dlpack};
@@ -46,7 +46,7 @@ impl Tensor {
         Ok(TensorBuffer { tensor: self })
     }
 
-    /// Returns the tensor as a buffer that calls also write.
+    /// Returns the tensor as a buffer that calls can read and write.
     ///
     /// # Errors
     ///
@@ -57,23 +57,23 @@ impl Tensor {
         Ok(TensorBuffer { tensor: self })
     }
 
-    /// Turns the tensor into a buffer for background calls, which own it and may also write it.
+    /// Turns the tensor into a buffer for a background call. The call owns the buffer, and can read and write it.
     ///
     /// # Errors
     ///
-    /// The errors of [`Tensor::as_buffer_mut`]; the tensor has then been returned to its library.
+    /// The errors of [`Tensor::as_buffer_mut`]. After an error, the tensor has been returned to its library.
     pub fn into_buffer(self) -> Result<TensorBuffer<Self>> {
         self.writable()?;
         self.can_be_lent()?;
         Ok(TensorBuffer { tensor: self })
     }
 
-    /// Turns the tensor into a source for any number of background calls. The tensor is only read, and is returned to
+    /// Turns the tensor into a source for any number of background calls. Calls only read the tensor. It is returned to
     /// its library when the last call has ended.
     ///
     /// # Errors
     ///
-    /// The errors of [`Tensor::as_buffer`]; the tensor has then been returned to its library.
+    /// The errors of [`Tensor::as_buffer`]. After an error, the tensor has been returned to its library.
     pub fn into_source(self) -> Result<TensorBuffer<Arc<Self>>> {
         self.can_be_lent()?;
         Ok(TensorBuffer { tensor: Arc::new(self) })

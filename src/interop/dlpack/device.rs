@@ -50,7 +50,7 @@ impl Tensor {
     /// Sets the stream that orders the uses of a tensor on a GPU (or in managed memory). Afterwards the tensor can be a
     /// buffer for calls ([`Tensor::as_buffer`], [`Tensor::as_buffer_mut`] and so on). `context` is
     /// [`Device::context`](crate::Device::context) of the communicator. Does nothing for a tensor in host memory, so
-    /// that the same code works for both.
+    /// that the same code works for both locations.
     ///
     /// ```no_run
     /// # use collectives::{Communicator, ReduceOp, interop::{AsStream, dlpack::Tensor}};
@@ -69,7 +69,8 @@ impl Tensor {
     /// # Safety
     ///
     /// The conditions of [`Tensor::on_device`] hold as long as the tensor lives, and the stream is destroyed after the
-    /// tensor. A tensor for the per-thread stream stays on its thread.
+    /// tensor. If the stream is the per-thread default stream, the tensor stays on the thread that the stream belongs
+    /// to.
     pub unsafe fn order_by<S: AsStream + ?Sized>(&mut self, context: &Arc<CudaContext>, stream: &S) -> Result<()> {
         if self.layout.is_on_host() {
             return Ok(());
@@ -80,7 +81,7 @@ impl Tensor {
         Ok(())
     }
 
-    /// Returns its elements on a GPU (or in managed memory), for calls that read.
+    /// Returns the tensor's elements on a GPU (or in managed memory), for calls that read.
     ///
     /// ```no_run
     /// # use collectives::{Communicator, ReduceOp, interop::{AsStream, ForeignBuffer, dlpack::Tensor}};
@@ -98,16 +99,17 @@ impl Tensor {
     ///
     /// # Safety
     ///
-    /// The tensor's library has ordered its own work on the tensor before what is queued on `stream` from now on (in
-    /// Python: `__dlpack__(stream=…)`). When the library uses the memory later, after the deleter or after calls, its
-    /// work comes after everything that was queued on `stream` by then: pass the stream that the library itself works
-    /// on. The memory is initialised, truth values as 0 or 1.
+    /// - The tensor's library has ordered its own work on the tensor before all work that is queued on `stream` from
+    ///   now on (in Python: `__dlpack__(stream=…)`).
+    /// - If the library uses the memory later, after the deleter or after calls, its work comes after all work that was
+    ///   queued on `stream` by then. To ensure this, pass the stream that the library itself works on.
+    /// - The memory is initialised. Truth values are 0 or 1.
     pub unsafe fn on_device<'a, T: Element, S: AsStream + ?Sized>(&'a self, stream: &'a S) -> Result<DeviceTensor<'a, T>> {
         let at = Place::of::<T>(self, stream)?;
         Ok(DeviceTensor { tensor: self, at, elements: PhantomData })
     }
 
-    /// Returns its elements on a GPU (or in managed memory), for calls that write.
+    /// Returns the tensor's elements on a GPU (or in managed memory), for calls that write.
     ///
     /// # Errors
     ///

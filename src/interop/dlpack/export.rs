@@ -12,9 +12,9 @@ use crate::call::buffer::{BufferMut, Memory, MemoryMut};
 use crate::call::element::Element;
 use crate::error::{Error, Result};
 
-/// Exports a buffer in host memory as a tensor of DLPack 1.x: vectors, boxed slices, arrays, and buffers from
-/// [`Communicator::alloc`](crate::Communicator::alloc). The consumer of the pointer must call the tensor's deleter
-/// once, on any thread; that drops the buffer. If no code calls the deleter, the buffer is leaked.
+/// Exports a buffer in host memory as a tensor of DLPack 1.x. The buffer is a vector, a boxed slice, an array, or a
+/// buffer from [`Communicator::alloc`](crate::Communicator::alloc). The consumer of the pointer must call the tensor's
+/// deleter once, on any thread. The deleter drops the buffer. If no code calls the deleter, the buffer is leaked.
 ///
 /// # Errors
 ///
@@ -39,14 +39,14 @@ where
 }
 
 /// Exports a buffer on a GPU as a tensor of DLPack 1.x, to a consumer that works on `stream`. That stream first waits
-/// for the earlier work on the buffer. When the deleter is called, the memory is freed after everything that was queued
-/// on `stream` before that call.
+/// for the earlier work on the buffer. After the deleter has been called, the memory is freed, but only after all work
+/// that was queued on `stream` before that call.
 ///
 /// # Errors
 ///
 /// - `InvalidArgument` if the shape does not have as many elements as the buffer.
 /// - `InvalidArgument` if the buffer is not on the stream's device.
-/// - `InvalidArgument` for the per-thread stream (the deleter may be called on another thread).
+/// - `InvalidArgument` for the per-thread stream, because the deleter may be called on another thread.
 /// - Errors of the driver.
 #[cfg(feature = "cuda")]
 pub fn export_on<B>(buffer: B, shape: &[usize], stream: &Arc<CudaStream>) -> Result<*mut DLManagedTensorVersioned>
@@ -135,12 +135,12 @@ fn refused(reason: impl Into<String>) -> Error {
 }
 
 impl<B: BufferMut<Element: Element>> Keeper<B> {
-    /// Keeps a buffer under a shape that fits it.
+    /// Keeps a buffer with a shape that has as many elements as the buffer.
     fn new(buffer: B, shape: &[usize]) -> Result<Box<Self>> {
         let elements = shape.iter().try_fold(1_usize, |product, length| product.checked_mul(*length));
         let length = buffer.memory().len();
         if elements != Some(length) {
-            return Err(refused(format!("the buffer has {length} elements, but the shape {shape:?} does not")));
+            return Err(refused(format!("the buffer has {length} elements, but the shape {shape:?} has a different number")));
         }
         // No length is larger than the number of elements, unless there are none: then a length may be any number.
         let signed = |length: usize| i64::try_from(length).map_err(|_| refused(format!("the shape {shape:?} has a length beyond 2^63")));
@@ -196,7 +196,7 @@ where
     B: BufferMut<Element: Element>,
 {
     if stream.cu_stream().addr() == 2 {
-        return Err(refused("the per-thread stream is a different stream on the thread that calls the deleter; name a stream"));
+        return Err(refused("the per-thread stream is a different stream on the thread that calls the deleter; pass another stream"));
     }
     let mut keeper = Keeper::new(buffer, shape)?;
     let ordinal = stream.context().ordinal();

@@ -41,16 +41,19 @@ impl Tensor {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`, which names the cause: a different major version, a null pointer, an element type that this
-    /// crate does not have, elements that are not in row-major order, or an unsupported kind of device. The tensor then
-    /// still belongs to the caller: the deleter was not called.
+    /// `InvalidArgument`, with the cause: a different major version, a null pointer, an element type that this crate
+    /// does not have, elements that are not in row-major order, or an unsupported kind of device. The tensor then still
+    /// belongs to the caller: the deleter was not called.
     ///
     /// # Safety
     ///
     /// `managed` is null or points to a tensor that obeys dlpack.h and that no other code takes. Until the value is
-    /// dropped: its memory stays valid; no other code writes to it, or reads what is written through this value; its
-    /// deleter may be called on any thread. Truth values hold 0 or 1 (they are checked when a slice is made, and must
-    /// not change).
+    /// dropped:
+    ///
+    /// - The tensor's memory stays valid.
+    /// - No other code writes to the memory, or reads data that is written through this value.
+    /// - The tensor's deleter may be called on any thread.
+    /// - Truth values are 0 or 1. (They are checked when a slice is made, and must not change.)
     pub unsafe fn from_versioned(managed: *mut DLManagedTensorVersioned) -> Result<Self> {
         let managed = NonNull::new(managed).ok_or_else(|| refused("the pointer is null"))?;
         if !managed.is_aligned() {
@@ -72,7 +75,7 @@ impl Tensor {
     }
 
     /// Takes a tensor from before DLPack 1.0, as in a Python capsule named `dltensor`. Such tensors do not state
-    /// whether they may be written: by convention they may.
+    /// whether they may be written. By convention, they may be written.
     ///
     /// # Errors
     ///
@@ -113,37 +116,37 @@ impl Tensor {
         })
     }
 
-    /// Returns the type of its elements.
+    /// Returns the tensor's element type.
     #[must_use]
     pub fn dtype(&self) -> DType {
         self.layout.dtype
     }
 
-    /// Returns the lengths of its dimensions, the outermost first.
+    /// Returns the lengths of the tensor's dimensions, the outermost first.
     #[must_use]
     pub fn shape(&self) -> &[usize] {
         &self.layout.shape
     }
 
-    /// Returns its number of elements.
+    /// Returns the tensor's number of elements.
     #[must_use]
     pub fn elements(&self) -> usize {
         self.layout.elements
     }
 
-    /// Returns the device that it is on.
+    /// Returns the device that the tensor is on.
     #[must_use]
     pub fn device(&self) -> DLDevice {
         self.layout.device
     }
 
-    /// Whether its library forbids writing to it.
+    /// Returns whether the tensor's library forbids writing to the tensor.
     #[must_use]
     pub fn is_read_only(&self) -> bool {
         self.read_only
     }
 
-    /// Returns its elements, if they are of type `T` and in host memory (pinned or not).
+    /// Returns the tensor's elements, if they are of type `T` and in host memory (pinned or not).
     ///
     /// # Errors
     ///
@@ -156,7 +159,7 @@ impl Tensor {
         Ok(unsafe { std::slice::from_raw_parts(first, self.layout.elements) })
     }
 
-    /// Returns its elements, for writing.
+    /// Returns the tensor's elements, for writing.
     ///
     /// # Errors
     ///
@@ -200,7 +203,7 @@ impl Tensor {
             // any byte is a `u8`.
             let bytes = unsafe { std::slice::from_raw_parts(self.data, self.layout.elements) };
             if let Some(at) = bytes.iter().position(|byte| *byte > 1) {
-                return Err(refused(format!("its truth value {at} is {:#04x}, which is neither 0 nor 1", bytes[at])));
+                return Err(refused(format!("its truth value at index {at} is {:#04x}, which is neither 0 nor 1", bytes[at])));
             }
         }
         Ok(first.cast())

@@ -34,7 +34,7 @@ pub(in crate::rendezvous) enum Access {
 /// The outcome of opening the file.
 #[derive(Debug)]
 pub(in crate::rendezvous) enum Opened {
-    /// The file exists. If it was opened for writing, it stays locked until this is dropped.
+    /// The file exists. If the file was opened for writing, it stays locked until this value is dropped.
     File(File),
     /// The file does not exist.
     Absent,

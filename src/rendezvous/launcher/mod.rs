@@ -7,7 +7,7 @@
 //! | torchrun, collrun, by hand | `RANK`, `WORLD_SIZE` | `LOCAL_RANK`, `LOCAL_WORLD_SIZE` | `MASTER_ADDR`, `MASTER_PORT` |
 //! | Open MPI's `mpirun` | `OMPI_COMM_WORLD_RANK`, `…_SIZE` | `…_LOCAL_RANK`, `…_LOCAL_SIZE` | loopback if all ranks are local |
 //! | Hydra (MPICH, Intel MPI) | `PMI_RANK`, `PMI_SIZE` | `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` | loopback if all ranks are local |
-//! | Slurm's `srun` | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS` | `SLURM_LOCALID` | the first host of the step |
+//! | Slurm's `srun` | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`, `SLURM_NTASKS` or `SLURM_NPROCS` | `SLURM_LOCALID` | the first host of the step |
 //! | another PMI | `PMI_RANK`, `PMI_SIZE` | | loopback if there is one rank |
 //! | a Kubernetes indexed job | `JOB_COMPLETION_INDEX`, `WORLD_SIZE` | | `MASTER_ADDR` |
 //!

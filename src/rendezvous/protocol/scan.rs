@@ -15,7 +15,8 @@ pub(super) enum Field {
     Key,
     /// A length of at most [`VALUE_BYTES`] and that many bytes.
     Value,
-    /// A length within the message limit, and that many bytes: a server without smaller limits may hold such values.
+    /// A length within the message limit, and that many bytes. A server that has no smaller limits may send such
+    /// values.
     Reply,
 }
 

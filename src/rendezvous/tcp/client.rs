@@ -72,9 +72,9 @@ enum Parked {
 }
 
 impl TcpStore {
-    /// Connects to the server on `host` (a name or an address; IPv6 without brackets), and retries until `timeout`
-    /// has passed. The handle comes in an `Arc`, as [`Builder::with_store`](crate::Builder::with_store) and
-    /// [`PrefixStore`](crate::store::PrefixStore) take it.
+    /// Connects to the server on `host` (a name or an address; IPv6 without brackets), and retries until `timeout` has
+    /// passed. The handle is in an `Arc`, because [`Builder::with_store`](crate::Builder::with_store) and
+    /// [`PrefixStore`](crate::store::PrefixStore) take an `Arc`.
     ///
     /// The same `timeout` limits later calls that take no timeout, such as [`set`](Store::set).
     ///
@@ -88,7 +88,7 @@ impl TcpStore {
     }
 
     /// Connects like [`connect`](Self::connect), and both ends prove to each other that they know `secret`. PyTorch's
-    /// servers cannot do that.
+    /// servers do not support such a proof.
     ///
     /// # Errors
     ///

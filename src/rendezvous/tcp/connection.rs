@@ -211,7 +211,7 @@ impl Connection {
                 Reason::of_refusal(&self.rest).filter(|reason| *reason == Reason::Starved).unwrap_or(Reason::Wanted),
             )
             .into()),
-            other => Err(Failure::Malformed(format!("{other:?} in answer to a PING with {nonce}; it is not a TCPStore server"))),
+            other => Err(Failure::Malformed(format!("it answered a PING with {nonce} by {other:?}, so it is not a TCPStore server"))),
         }
     }
 

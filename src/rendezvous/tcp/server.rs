@@ -21,20 +21,21 @@ use crate::error::{Error, Result};
 
 /// A server for [`TcpStore`](crate::store::TcpStore) and PyTorch's `TCPStore`, on one thread of this process.
 ///
-/// It listens on exactly the address it is given, and on all interfaces only if that address asks for it. PyTorch's
-/// protocol has no authentication: a peer that can reach the address can read and write every key. So use an address
-/// of a trusted network or of the loopback interface. Or require clients to prove that they know a secret
-/// ([`bind_with_secret`](Self::bind_with_secret)), which PyTorch's clients cannot do.
+/// The server listens on exactly the given address. It listens on all interfaces only if that address is an unspecified
+/// one, such as `0.0.0.0`. PyTorch's protocol has no authentication: a peer that can reach the address can read and
+/// write every key. So use an address of a trusted network or of the loopback interface. Or require clients to prove
+/// that they know a secret ([`bind_with_secret`](Self::bind_with_secret)). PyTorch's clients do not support such a
+/// proof.
 ///
-/// A client is disconnected, without effect on the others, if it sends nonsense or exceeds the limits: 8 KiB per key,
-/// 8 MiB per value, 64 MiB per request, 1 GiB of keys and values in all.
+/// The server disconnects a client that sends invalid data or exceeds a limit. Other clients are not affected. The
+/// limits are 8 KiB per key, 8 MiB per value, 64 MiB per request, and 1 GiB of keys and values in all.
 ///
 /// Each client costs one file descriptor; with thousands of ranks, raise the limit on open files (`ulimit -n`). The
 /// cost of a request does not depend on the number of clients.
 ///
 /// When the server is dropped, it keeps serving until its last client has disconnected, so that no client loses an
-/// answer. It waits no longer than the limit given at the start (5 s by default). Drop the stores of the same process
-/// first.
+/// answer. It waits at most 5 s, or at most the time given to [`bind_with_linger`](Self::bind_with_linger). Before you
+/// drop the server, drop the stores of the same process.
 ///
 /// # Examples
 ///
@@ -89,7 +90,8 @@ impl TcpStoreServer {
         Self::start(address, LINGER, secret)
     }
 
-    /// Starts a server like [`bind`](Self::bind) that waits up to `linger` for clients to leave when it is dropped.
+    /// Starts a server like [`bind`](Self::bind) that waits up to `linger` for clients to leave when the server is
+    /// dropped.
     ///
     /// # Errors
     ///
@@ -109,7 +111,7 @@ impl TcpStoreServer {
         let doing = "starting the store server";
         let address = listener.local_addr().map_err(|error| Error::io(doing, error))?;
         if secret.is_none() && !address.ip().is_loopback() {
-            event::warn!(%address, "the store has no secret: any process that can reach this address can read and write it; \
+            event::warn!(%address, "the store has no secret: any process that can reach this address can read and write the store; \
                  set COLLECTIVES_SECRET");
         }
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
@@ -135,7 +137,7 @@ impl TcpStoreServer {
     }
 
     /// Returns the number of requests served so far, greetings included. Starting a communicator of `n` ranks takes
-    /// about 22 `n`.
+    /// about 22 `n` requests.
     #[must_use]
     pub fn requests_served(&self) -> u64 {
         self.served.load(Ordering::Relaxed)

@@ -66,9 +66,9 @@ impl Tensor {
         in_order(&extents, total).map_err(|division| {
             let key = |index: usize| &held[index].1.key;
             match division {
-                Division::Overlap(first, second) => format!("its parts {:?} and {:?} overlap", key(first), key(second)),
+                Division::Overlap(first, second) => format!("the parts {:?} and {:?} overlap", key(first), key(second)),
                 Division::Dimensions(first, second) => {
-                    format!("its parts {:?} and {:?} are ranges along different dimensions", key(first), key(second))
+                    format!("the parts {:?} and {:?} are ranges along different dimensions", key(first), key(second))
                 }
                 Division::Gap(what) => format!("{what} in no part"),
             }

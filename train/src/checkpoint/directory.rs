@@ -110,14 +110,14 @@ impl Unfinished {
         if !self.mark.bytes().all(|digit| digit.is_ascii_hexdigit()) {
             return Err(Error::Protocol {
                 with: "rank 0".to_owned(),
-                reason: format!("{:?} is not the mark of an unfinished checkpoint", self.mark),
+                reason: format!("{:?} is not a valid mark of an unfinished checkpoint", self.mark),
             });
         }
         let path = directory.join(&self.folder).join(MARKER);
         let what_then = "give every rank the same folder, on a file system that all ranks share";
         match read_all(&path, self.mark.len() as u64) {
             Ok(seen) if seen == self.mark.as_bytes() => Ok(()),
-            Ok(_) => Err(malformed(&path, format!("it is not what rank 0 wrote: {what_then}"))),
+            Ok(_) => Err(malformed(&path, format!("the file does not contain the mark that rank 0 wrote: {what_then}"))),
             Err(error) => {
                 let reason = format!("rank 0's file cannot be seen here ({error}): {what_then}");
                 Err(Error::io(format!("saving in {directory:?}"), io::Error::new(ErrorKind::NotFound, reason)))

@@ -80,7 +80,10 @@ impl HeadBytes {
         let sum = |had: u64| had.checked_add(bytes).filter(|sum| *sum <= HEADS_TOGETHER);
         let added = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
         added.map(drop).map_err(|had| {
-            format!("its header has {bytes} bytes, and the other files' headers have {had}: the limit for all together is {HEADS_TOGETHER}")
+            format!(
+                "the file's header has {bytes} bytes, and the other files' headers have {had}: \
+                 the limit for all headers together is {HEADS_TOGETHER}"
+            )
         })
     }
 }
@@ -90,7 +93,7 @@ pub(super) fn read_header(folder: &Folder, entry: &FileEntry, read_before: &Head
     let path = &*folder.join(&entry.name);
     let (mut file, length) = folder.file(&entry.name)?;
     if let Some((expected, _)) = entry.expected.filter(|(expected, _)| *expected != length) {
-        return Err(malformed(path, format!("it has {length} bytes, but {expected} according to the index")));
+        return Err(malformed(path, format!("the file has {length} bytes, but the index lists {expected} bytes for it")));
     }
     let mut head = vec![0; LENGTH_BYTES];
     file.read_exact(&mut head).map_err(failed("reading", path))?;
@@ -99,10 +102,10 @@ pub(super) fn read_header(folder: &Folder, entry: &FileEntry, read_before: &Head
     read_before.add(json as u64).map_err(|reason| malformed(path, reason))?;
     let read = file.take(json as u64).read_to_end(&mut head).map_err(failed("reading", path))?;
     if read != json {
-        return Err(malformed(path, "it became shorter while it was read"));
+        return Err(malformed(path, "the file became shorter while it was read"));
     }
     if entry.expected.is_some_and(|(_, digest)| digest != *Sha256::digest(&head)) {
-        return Err(malformed(path, "its header does not match the SHA-256 in the index"));
+        return Err(malformed(path, "the file's header does not match the SHA-256 in the index"));
     }
     let data = length - head.len() as u64;
     let header = header::parse(&head[LENGTH_BYTES..], data).map_err(|reason| malformed(path, reason))?;

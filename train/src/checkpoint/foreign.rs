@@ -28,7 +28,7 @@ pub(super) struct WeightMap {
 impl WeightMap {
     /// Reads an index.
     pub(super) fn parse(json: &[u8]) -> Result<Self, String> {
-        let map: Self = serde_json::from_slice(json).map_err(|error| format!("it is not a valid index: {error}"))?;
+        let map: Self = serde_json::from_slice(json).map_err(|error| format!("the file is not a valid index: {error}"))?;
         map.weight_map.values().try_for_each(|file| check_name(file))?;
         Ok(map)
     }

@@ -120,7 +120,9 @@ pub(super) fn length(first: [u8; LENGTH_BYTES], file_bytes: u64) -> Result<usize
     let length = u64::from_le_bytes(first);
     let room = file_bytes.saturating_sub(LENGTH_BYTES as u64);
     if length > LONGEST || length > room {
-        return Err(format!("its header would have {length} bytes, but {room} follow, and the limit is {LONGEST}"));
+        return Err(format!(
+            "according to its length field, the header has {length} bytes, but only {room} bytes follow, and the limit is {LONGEST}"
+        ));
     }
     // At most the limit above.
     Ok(length as usize)
@@ -144,7 +146,7 @@ pub(super) fn parse(json: &[u8], data_bytes: u64) -> Result<Header, String> {
         reached = bytes.end;
     }
     if reached != data_bytes {
-        return Err(format!("its tensors have {reached} bytes, but {data_bytes} follow the header"));
+        return Err(format!("the tensors have {reached} bytes, but {data_bytes} follow the header"));
     }
     Ok(Header { metadata: written.metadata.unwrap_or_default(), entries })
 }
@@ -154,12 +156,12 @@ fn checked(entry: WrittenEntry) -> Result<Entry, String> {
     let WrittenEntry { dtype: text, shape, data_offsets: (start, end) } = entry;
     let dtype = dtype(&text);
     let count = element_count(&shape)?;
-    let bytes = end.checked_sub(start).ok_or_else(|| format!("its bytes end at {end}, before they begin at {start}"))?;
+    let bytes = end.checked_sub(start).ok_or_else(|| format!("the tensor's bytes end at {end}, before they begin at {start}"))?;
     // Types that are not known here may have less than one byte per element.
     if let Ok(dtype) = dtype
         && bytes != count as u64 * dtype.size_bytes() as u64
     {
-        return Err(format!("it has {bytes} bytes for {count} elements of {dtype}"));
+        return Err(format!("the tensor has {bytes} bytes for {count} elements of {dtype}"));
     }
     Ok(Entry { dtype, shape, bytes: start..end })
 }
@@ -246,7 +248,7 @@ mod tests {
             let error = parsed(json, data_bytes).unwrap_err();
             assert!(error.contains(words), "{json}: {error}");
         }
-        assert!(length([0xff; 8], 100).unwrap_err().contains("its header would have 18446744073709551615 bytes"));
+        assert!(length([0xff; 8], 100).unwrap_err().contains("the header has 18446744073709551615 bytes, but only 92 bytes follow"));
         assert!(length(93_u64.to_le_bytes(), 100).is_err());
         assert_eq!(length(92_u64.to_le_bytes(), 100), Ok(92));
         assert!(length((LONGEST + 1).to_le_bytes(), 1 << 40).is_err());

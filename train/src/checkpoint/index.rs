@@ -100,10 +100,10 @@ pub(super) fn parse(json: &[u8]) -> Result<Contents, String> {
     struct Version {
         format: String,
     }
-    let failed = |error: serde_json::Error| format!("it is not a valid index: {error}");
+    let failed = |error: serde_json::Error| format!("the file is not a valid index: {error}");
     let Version { format } = serde_json::from_slice(json).map_err(failed)?;
     if format != FORMAT {
-        return Err(format!("its format is {format:?}, but this version reads {FORMAT:?}"));
+        return Err(format!("the index has the format {format:?}, but this version reads {FORMAT:?}"));
     }
     let Index { step, world_size, metadata, files, tensors, .. } = serde_json::from_slice(json).map_err(failed)?;
     let mut keys = BTreeSet::new();
@@ -127,7 +127,7 @@ fn file(written: WrittenFile) -> Result<FileEntry, String> {
 }
 
 fn tensor(written: WrittenTensor, files: usize) -> Result<Tensor, String> {
-    let dtype = header::dtype(&written.dtype).map_err(|name| format!("its element type {name:?} is not known"))?;
+    let dtype = header::dtype(&written.dtype).map_err(|name| format!("the element type {name:?} is not known"))?;
     if let Some(piece) = written.pieces.iter().find(|piece| piece.file >= files) {
         return Err(format!("part {:?} is in file number {}, but there are {files} files", piece.key, piece.file));
     }

@@ -12,20 +12,21 @@ use serde::{Deserialize, Serialize};
 pub enum Piece {
     /// All of it.
     Whole,
-    /// A range of one dimension, and all of the others: rows or columns in tensor parallelism.
+    /// A range of one dimension, with all elements of the other dimensions. In tensor parallelism, this is a range of
+    /// rows or columns.
     Along {
         /// The dimension, from 0.
         dimension: usize,
         /// The indices in that dimension.
         range: Range<usize>,
     },
-    /// A range of the flattened tensor: a ZeRO share.
+    /// A range of the flattened tensor, such as a ZeRO share.
     Flat(Range<usize>),
 }
 
 impl Piece {
-    /// Returns part `index` of `parts` along a dimension of length `side`. The parts' lengths differ by at most one,
-    /// and longer parts come first.
+    /// Divides a dimension of length `side` into `parts` parts, and returns part number `index`. The parts' lengths
+    /// differ by at most one, and longer parts come first.
     ///
     /// ```
     /// # use collectives_train::checkpoint::Piece;
@@ -39,7 +40,7 @@ impl Piece {
         Self::Along { dimension, range: start(index)..start(index.saturating_add(1)) }
     }
 
-    /// Returns the number of its elements in a tensor of this shape.
+    /// Returns the number of elements of this piece in a tensor of the given shape.
     ///
     /// ```
     /// # use collectives_train::checkpoint::Piece;
@@ -184,7 +185,7 @@ pub(super) enum Division {
     Overlap(usize, usize),
     /// These two parts are ranges along different dimensions.
     Dimensions(usize, usize),
-    /// These elements, in words with their verb, are in no part.
+    /// No part contains these elements. The string names them and ends with a verb, such as "elements 5..6 … are".
     Gap(String),
 }
 

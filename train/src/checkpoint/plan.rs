@@ -38,7 +38,7 @@ impl Declared {
             return Err("a name must not be empty, contain # or be __metadata__".to_owned());
         }
         if shape.len() > MOST_DIMENSIONS {
-            return Err(format!("it has {} dimensions; the limit is {MOST_DIMENSIONS}", shape.len()));
+            return Err(format!("the tensor has {} dimensions; the limit is {MOST_DIMENSIONS}", shape.len()));
         }
         let (count, total) = (piece.extent(shape)?.len(), element_count(shape)?);
         let piece = match count {
@@ -115,7 +115,7 @@ fn distinct(all: &[Declaration], holders: &Holders) -> Result<Vec<Holders>, Stri
     let (dtype, shape) = (&declared(first).dtype, &declared(first).shape);
     if let Some(other) = holders.iter().find(|other| (&declared(other).dtype, &declared(other).shape) != (dtype, shape)) {
         let (rank, theirs) = (other.0, declared(other));
-        return Err(format!("on rank {} it is {dtype}{shape:?}, on rank {rank} {}{:?}", first.0, theirs.dtype, theirs.shape));
+        return Err(format!("rank {} has {dtype}{shape:?}, but rank {rank} has {}{:?}", first.0, theirs.dtype, theirs.shape));
     }
     let total = element_count(shape)?;
     let mut parts: BTreeMap<Extent, Holders> = BTreeMap::new();
@@ -145,9 +145,9 @@ fn distinct(all: &[Declaration], holders: &Holders) -> Result<Vec<Holders>, Stri
 /// Describes what is wrong with parts. `said` names each part and the rank that holds it.
 fn in_words(division: Division, said: &[String]) -> String {
     match division {
-        Division::Overlap(first, second) => format!("its parts overlap: {}, {}", said[first], said[second]),
+        Division::Overlap(first, second) => format!("the parts overlap: {}, {}", said[first], said[second]),
         Division::Dimensions(first, second) => {
-            format!("its parts are ranges along different dimensions: {}, {}", said[first], said[second])
+            format!("the parts are ranges along different dimensions: {}, {}", said[first], said[second])
         }
         Division::Gap(what) => format!("{what} held by no rank"),
     }
@@ -251,10 +251,10 @@ mod tests {
     fn what_is_no_checkpoint_is_told_with_the_tensor_and_the_ranks() {
         let flat = |range| held("w", &[10], Piece::Flat(range));
         let cases = [
-            (vec![vec![flat(0..5)], vec![flat(4..10)]], "its parts overlap: rank 0 has (elements 0..5 of the flattened tensor), rank 1"),
+            (vec![vec![flat(0..5)], vec![flat(4..10)]], "the parts overlap: rank 0 has (elements 0..5 of the flattened tensor), rank 1"),
             (vec![vec![flat(0..5)], vec![flat(6..10)]], "elements 5..6 of the flattened tensor are held by no rank"),
             (vec![vec![flat(0..0)], vec![]], "its 10 elements are held by no rank"),
-            (vec![vec![flat(0..5)], vec![held("w", &[5, 2], Piece::Whole)]], "on rank 0 it is F32[10], on rank 1 F32[5, 2]"),
+            (vec![vec![flat(0..5)], vec![held("w", &[5, 2], Piece::Whole)]], "rank 0 has F32[10], but rank 1 has F32[5, 2]"),
             (vec![vec![], vec![held("w", &[10], Piece::Whole), held("w", &[10], Piece::Whole)]], "rank 1 has the part (all of it) twice"),
         ];
         for (tensors, words) in cases {

@@ -25,9 +25,9 @@ use collectives::{Error, Result};
 
 /// A checkpoint to load from, or other programs' safetensors files.
 ///
-/// Ranks load independently of each other: any number of ranks can load any tensors. Opening reads the index; a file's
-/// header is read when a part of the file is first needed. Headers are compared with the index by SHA-256. The data
-/// have no checksum.
+/// Ranks load independently of each other: any number of ranks can load any tensors. The index is read when the
+/// checkpoint is opened. The header of a file is read when a part of the file is first needed. Headers are compared
+/// with the index by SHA-256. The data have no checksum.
 ///
 /// ```
 /// # let folder = tempfile::tempdir()?;
@@ -59,7 +59,8 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Returns the steps of all checkpoints in a folder, the latest last; none if the folder does not exist.
+    /// Returns the steps of all checkpoints in a folder, the latest last. Returns no steps if the folder does not
+    /// exist.
     ///
     /// # Errors
     ///
@@ -68,8 +69,8 @@ impl Checkpoint {
         directory::steps(directory::named(directory.as_ref()))
     }
 
-    /// Opens the latest checkpoint in a folder; `None` if there is none. Local: ranks that start together should call
-    /// [`resume`](Self::resume).
+    /// Opens the latest checkpoint in a folder. Returns `None` if the folder has no checkpoint. This call is local:
+    /// ranks that start together should call [`resume`](Self::resume) instead.
     ///
     /// # Errors
     ///
@@ -81,12 +82,12 @@ impl Checkpoint {
     }
 
     /// Opens on every rank the latest checkpoint that rank 0 sees, so that all ranks load the same one. Returns `None`
-    /// on all ranks if there is none. Collective.
+    /// on all ranks if rank 0 sees no checkpoint. Collective.
     ///
     /// # Errors
     ///
     /// The errors of [`open`](Self::open). If one rank fails, all fail: the failing rank gets its own error, and the
-    /// others get one that names that rank and its reason. Also, the errors of any collective.
+    /// others get an error that names that rank and its reason. Also returns the errors of any collective.
     pub fn resume(comm: &Communicator, directory: impl AsRef<Path>) -> Result<Option<Self>> {
         const RESUMING: &str = "opening the latest checkpoint";
         let directory = directory::named(directory.as_ref());
@@ -103,10 +104,14 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// `Io`, which names the file, if the file does not exist or cannot be read. The kind is `InvalidData` if its
-    /// contents are invalid: an index with parts that overlap or leave elements out, a header that is longer than the
-    /// file, a duplicate name. A tensor has at most 64 dimensions. One file's header may have at most 100 MB. All
-    /// headers together may have at most 256 MiB, and so may an index.
+    /// `Io` if a file does not exist or cannot be read. The error names the file. The error's kind is `InvalidData` if
+    /// the file's contents are invalid, for example in these cases:
+    ///
+    /// - The index has parts that overlap or leave elements out.
+    /// - A header is longer than the file.
+    /// - A name is a duplicate.
+    /// - A limit is exceeded: 64 dimensions for a tensor, 100 MB for a header, 256 MiB for all headers together, and
+    ///   256 MiB for an index.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let is_index = |path: &Path| path.file_name().is_some_and(|name| name.to_string_lossy().ends_with(foreign::INDEX_ENDING));
@@ -117,7 +122,7 @@ impl Checkpoint {
             [own, ..] if own.exists() => Self::own(path),
             [_, index, _] if index.exists() => Self::sharded(index),
             [.., file] if file.exists() => Self::single(file),
-            _ => Err(malformed(path, format!("there is no {}, {} or {} in it", index::NAME, foreign::INDEX, foreign::FILE))),
+            _ => Err(malformed(path, format!("the folder contains no {}, {} or {}", index::NAME, foreign::INDEX, foreign::FILE))),
         }
     }
 
@@ -151,9 +156,10 @@ impl Checkpoint {
             opened.add(name.clone(), |tensor| map.has(tensor, &name))?;
         }
         match map.missing(&opened.contents.tensors) {
-            Some((tensor, file)) => {
-                Err(malformed(&opened.folder.join(file), format!("tensor {tensor:?} is not in it, although {path:?} lists it")))
-            }
+            Some((tensor, file)) => Err(malformed(
+                &opened.folder.join(file),
+                format!("the file does not contain tensor {tensor:?}, although {path:?} lists the tensor for this file"),
+            )),
             None => Ok(opened),
         }
     }
@@ -174,20 +180,20 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Returns the step at which it was saved; `None` for other programs' files.
+    /// Returns the step at which the checkpoint was saved, or `None` for files of other programs.
     #[must_use]
     pub fn step(&self) -> Option<u64> {
         self.contents.step
     }
 
-    /// Returns the number of ranks that saved it; `None` for other programs' files.
+    /// Returns the number of ranks that saved the checkpoint, or `None` for files of other programs.
     #[must_use]
     pub fn world_size(&self) -> Option<usize> {
         self.contents.world_size
     }
 
-    /// Returns the metadata that [`Writer::metadata`](super::Writer::metadata) stored with the tensors, or that other
-    /// programs' files contain.
+    /// Returns the metadata that [`Writer::metadata`](super::Writer::metadata) stored with the tensors, or the metadata
+    /// in files of other programs.
     #[must_use]
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.contents.metadata
@@ -202,7 +208,7 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if there is no such tensor, `Unsupported` if its type is not a [`DType`].
+    /// `InvalidArgument` if there is no such tensor, and `Unsupported` if the tensor's type is not a [`DType`].
     pub fn dtype(&self, name: &str) -> Result<DType> {
         let unknown =
             |dtype: String| Error::unsupported(self.said(name, &format!("of type {dtype}")), "collectives has no such element type");
@@ -221,15 +227,20 @@ impl Checkpoint {
     /// Reads a part of a tensor into `values`, with elements in row-major order. `shape` is the shape of the whole
     /// tensor. Local.
     ///
-    /// **Cost**: reads the bytes of the part, from the files that contain them. If two ranges of a file are less than 4
-    /// KiB apart, it also reads the bytes between them. Needs 1 MiB of memory, plus the size of these files' headers.
+    /// **Cost**: the call reads the bytes of the part, from the files that contain them. If two ranges of a file are
+    /// less than 4 KiB apart, the call also reads the bytes between them. The call needs 1 MiB of memory, plus the size
+    /// of these files' headers.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`, with `values` unchanged, if the tensor does not exist, its type or shape is different, it has
-    /// no such part, or `values` does not have the part's length. `Io` if a file cannot be read. The kind is
-    /// `InvalidData` if the file does not match the index, or if a `bool` in it is neither 0 nor 1. After an `Io`,
-    /// `values` may be partly written.
+    /// `InvalidArgument` in the following cases, with `values` unchanged:
+    ///
+    /// - The tensor does not exist, or has another type or shape.
+    /// - The tensor has no such part.
+    /// - `values` does not have the part's length.
+    ///
+    /// `Io` if a file cannot be read. The error's kind is `InvalidData` if the file does not match the index, or if a
+    /// `bool` in the file is neither 0 nor 1. After an `Io`, `values` may be partly written.
     pub fn read<T: Element>(&self, name: &str, shape: &[usize], piece: Piece, values: &mut [T]) -> Result<()> {
         let (tensor, extent) = self.part::<T>(name, shape, &piece)?;
         if extent.len() != values.len() {
@@ -255,7 +266,7 @@ impl Checkpoint {
         })
     }
 
-    /// Does the same as [`read`](Self::read), into a new vector.
+    /// Reads a part of a tensor into a new vector, like [`read`](Self::read).
     ///
     /// # Errors
     ///
@@ -339,7 +350,7 @@ impl Checkpoint {
     fn begin(&self, name: &str, tensor: &Tensor, place: &Place) -> Result<u64> {
         let (begin, header) = self.header(place.file)?;
         let wrong = |reason: String| malformed(&self.path(place.file), format!("{:?} of tensor {name:?} {reason}", place.key));
-        let entry = header.entries.get(&place.key).ok_or_else(|| wrong("is not in it".to_owned()))?;
+        let entry = header.entries.get(&place.key).ok_or_else(|| wrong("is not in this file".to_owned()))?;
         if (&entry.dtype, &entry.shape) != (&tensor.dtype, &place.shape) {
             let said = |dtype: &std::result::Result<DType, String>| dtype.as_ref().map_or_else(String::clone, DType::to_string);
             let (theirs, expected) = (said(&entry.dtype), said(&tensor.dtype));
@@ -351,7 +362,7 @@ impl Checkpoint {
 
 /// Returns the name of a file in its folder.
 fn file_name(path: &Path) -> Result<&str> {
-    path.file_name().and_then(|name| name.to_str()).ok_or_else(|| malformed(path, "its name is not valid UTF-8"))
+    path.file_name().and_then(|name| name.to_str()).ok_or_else(|| malformed(path, "the file's name is not valid UTF-8"))
 }
 
 /// Copies the elements that were read to their destinations. Returns `false` if their bytes are not valid values.

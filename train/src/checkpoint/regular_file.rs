@@ -14,21 +14,21 @@ pub(super) fn open_in(folder: impl AsFd, name: impl Arg) -> io::Result<(File, Me
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = File::from(rustix::fs::openat(folder, name, flags, Mode::empty())?);
     let facts = file.metadata()?;
-    if facts.is_file() { Ok((file, facts)) } else { Err(invalid(format!("it is {}, not a regular file", kind(&facts)))) }
+    if facts.is_file() { Ok((file, facts)) } else { Err(invalid(format!("this is {}, not a regular file", kind(&facts)))) }
 }
 
 /// Returns the bytes of an opened file, if they are no more than `most`.
 pub(super) fn whole((file, facts): (File, Metadata), most: u64) -> io::Result<Vec<u8>> {
     within(facts.len(), most)?;
     let mut bytes = Vec::new();
-    // It may grow while it is read.
+    // The file may grow while it is read.
     file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
     within(bytes.len() as u64, most)?;
     Ok(bytes)
 }
 
 fn within(bytes: u64, most: u64) -> io::Result<()> {
-    if bytes <= most { Ok(()) } else { Err(invalid(format!("it has at least {bytes} bytes, and the limit is {most}"))) }
+    if bytes <= most { Ok(()) } else { Err(invalid(format!("the file has at least {bytes} bytes, and the limit is {most}"))) }
 }
 
 fn kind(facts: &Metadata) -> &'static str {

@@ -11,8 +11,8 @@ use crate::sharded::ShardedOptimizer;
 use collectives::Element;
 use collectives::{Error, Result};
 
-/// A model that is sharded over the ranks. In a checkpoint, the parameters of a [`ShardedOptimizer`] have their own
-/// names. The names of a [`FullySharded`]'s parameters are prefixed with the unit's name and a dot.
+/// A model that is sharded over the ranks. In a checkpoint, the parameters of a [`ShardedOptimizer`] keep their names.
+/// The names of a [`FullySharded`]'s parameters are prefixed with the unit's name and a dot.
 pub trait Sharded: sealed::Shares {}
 
 impl Sharded for ShardedOptimizer {}
@@ -25,7 +25,7 @@ mod sealed {
     use super::{BucketLayout, Slot};
 
     pub trait Shares {
-        /// Returns the buckets, and the range of each that belongs to this rank.
+        /// Returns each bucket, and the range of its elements that belongs to this rank.
         fn dealt(&self) -> Vec<(&BucketLayout, Range<usize>)>;
 
         /// Returns the name of a bucket's parameter.
@@ -63,16 +63,21 @@ struct Part<'a> {
 }
 
 impl<'a> Writer<'a> {
-    /// Adds this rank's shares of a model's buckets or units: their parameters, or an optimiser's state. Takes one
-    /// slice for each share, of the share's length ([`ShardedOptimizer::shard_lens`], [`FullySharded::shard_lens`]).
+    /// Adds this rank's shares of a model's buckets or units. The shares contain parameters, or an optimiser's state.
+    /// Takes one slice for each share, of the share's length ([`ShardedOptimizer::shard_lens`],
+    /// [`FullySharded::shard_lens`]).
     ///
-    /// Each parameter is saved as a tensor of its shape, named `prefix`, a dot and the parameter's name ([`Sharded`]).
-    /// So it can be loaded with any world size and any buckets, and other tools can read it. The names must be unique:
-    /// nothing else may be saved with one of these names.
+    /// Each parameter is saved as a tensor of the parameter's shape. The tensor's name consists of `prefix`, a dot and
+    /// the parameter's name ([`Sharded`]). So a job of any world size can load the tensor, with any buckets, and other
+    /// tools can read it. The names must be unique: no other tensor may be saved with one of these names.
     ///
-    /// [`commit`](Self::commit) reports invalid arguments. It returns `InvalidArgument` if there are not as many slices
-    /// as shares, a slice is not as long as its share, or two parameters would have the same name. For example,
-    /// parameter `c` of a unit `a.b` has the same name as parameter `b.c` of a unit `a`.
+    /// This call returns no error. If its arguments are invalid, [`commit`](Self::commit) returns `InvalidArgument`, in
+    /// these cases:
+    ///
+    /// - There are not as many slices as shares.
+    /// - A slice is not as long as its share.
+    /// - Two parameters would have the same name. For example, parameter `c` of a unit `a.b` has the same name as
+    ///   parameter `b.c` of a unit `a`.
     pub fn shares<T: Element>(&mut self, prefix: &str, model: &impl Sharded, state: impl IntoIterator<Item = &'a [T]>) -> &mut Self {
         let mut state = state.into_iter();
         let parts = match parts("Writer::shares", prefix, model) {
@@ -105,13 +110,15 @@ impl<'a> Writer<'a> {
 }
 
 impl Checkpoint {
-    /// Reads this rank's shares of a model's buckets or units, which [`Writer::shares`] saved with the same `prefix`,
-    /// and with any world size and any buckets. Elements after a bucket's last parameter stay unchanged. Local.
+    /// Reads this rank's shares of a model's buckets or units. [`Writer::shares`] must have saved them with the same
+    /// `prefix`, but the world size and the buckets may have been different. Elements after a bucket's last parameter
+    /// stay unchanged. Local.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if there are not as many slices as buckets, a slice is not as long as its share, or two
-    /// parameters have the same name; and the errors of [`read`](Self::read).
+    /// - `InvalidArgument` if there are not as many slices as buckets, or a slice is not as long as its share.
+    /// - `InvalidArgument` if two parameters have the same name.
+    /// - The errors of [`read`](Self::read).
     pub fn read_shares<'s, T: Element>(
         &self,
         prefix: &str,
@@ -150,12 +157,12 @@ fn parts<'m>(call: &'static str, prefix: &str, model: &'m impl Sharded) -> Resul
         None => Ok(parts),
         Some(Part { name, .. }) => Err(Error::argument(
             call,
-            format!("state {prefix:?}: two parameters are named {name:?}: in a checkpoint each needs its own name"),
+            format!("state {prefix:?}: two parameters are named {name:?}, but in a checkpoint each needs its own name"),
         )),
     }
 }
 
-/// Returns the slice of a bucket, which must exist and be as long as the share.
+/// Returns the slice of a bucket. The slice must exist and be as long as the share.
 fn fitting<S>(call: &'static str, prefix: &str, bucket: usize, len: usize, share: Option<S>, count: impl Fn(&S) -> usize) -> Result<S> {
     let refused = |reason: String| Error::argument(call, format!("state {prefix:?}: {reason}"));
     let share = share.ok_or_else(|| refused(format!("there is no slice for bucket {bucket}")))?;

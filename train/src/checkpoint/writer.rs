@@ -42,7 +42,7 @@ use collectives::{Error, Result};
 /// ```
 ///
 /// Nothing is copied: the writer borrows its arguments. If an argument is invalid, the writer keeps the error, and
-/// `commit` fails on every rank. So no rank waits for a rank that has given up.
+/// `commit` fails on every rank. So no rank waits for a rank that failed earlier.
 pub struct Writer<'a> {
     comm: &'a Communicator,
     directory: PathBuf,
@@ -65,8 +65,9 @@ fn taken(name: &str) -> Error {
 const SAVING: &str = "saving a checkpoint";
 
 impl<'a> Writer<'a> {
-    /// Creates a writer of a checkpoint in `directory`, which holds all checkpoints of a run and is created if it does
-    /// not exist. Every rank must pass the same folder of a shared file system. Local: nothing is written yet.
+    /// Creates a writer of a checkpoint in `directory`. This folder contains all checkpoints of a run. Every rank must
+    /// pass the same folder, on a file system that all ranks share. This call is local and writes nothing: `commit`
+    /// creates the folder if there is none.
     pub fn new(comm: &'a Communicator, directory: impl Into<PathBuf>) -> Self {
         let (directory, declaration) = (named(&directory.into()).to_owned(), Declaration::default());
         Self { comm, directory, declaration, bytes: Vec::new(), reserved: BTreeSet::new(), keep: None, mistake: None }
@@ -77,12 +78,16 @@ impl<'a> Writer<'a> {
     ///
     /// All ranks' pieces together must be the whole tensor. Two ranks may hold the same piece, but different pieces
     /// must not overlap. If several ranks hold the same piece, one of them writes it, and the others are assumed to
-    /// hold the same values. The pieces of a tensor must all be flat ranges (a range of rows is one too), or all ranges
-    /// of one dimension.
+    /// hold the same values. Either all pieces of a tensor must be flat ranges, or all must be ranges of the same
+    /// dimension. A range of rows is also a flat range.
     ///
-    /// [`commit`](Self::commit) reports invalid arguments. It returns `InvalidArgument` if the tensor has no such
-    /// piece, `values` does not have the piece's length, or the name is empty, has a `#`, is `__metadata__`, or is one
-    /// of [`shares`](Self::shares).
+    /// This call returns no error. If its arguments are invalid, [`commit`](Self::commit) returns `InvalidArgument`, in
+    /// these cases:
+    ///
+    /// - The tensor has no such piece.
+    /// - `values` does not have the piece's length.
+    /// - The name is empty, contains a `#`, or is `__metadata__`.
+    /// - The name is the name of a parameter that [`shares`](Self::shares) saves.
     pub fn tensor<T: Element>(&mut self, name: &str, shape: &[usize], piece: Piece, values: &'a [T]) -> &mut Self {
         if self.reserved.contains(name) {
             self.refuse(taken(name));
@@ -125,11 +130,11 @@ impl<'a> Writer<'a> {
         self
     }
 
-    /// Sets how many checkpoints to keep. Once this one is saved, only the last `count` checkpoints are kept, including
-    /// this one. By default all are kept. Only rank 0's value is used.
+    /// Sets how many checkpoints to keep. After this checkpoint is saved, only the last `count` checkpoints are kept,
+    /// including this one. By default all are kept. Only rank 0's value is used.
     pub fn keep(&mut self, count: usize) -> &mut Self {
         if count == 0 {
-            self.refuse(Error::argument("Writer::keep", "0 checkpoints cannot be kept: the new one always is; pass 1 or more"));
+            self.refuse(Error::argument("Writer::keep", "0 checkpoints cannot be kept: the new one is always kept; pass 1 or more"));
         }
         self.keep = Some(count);
         self
@@ -144,27 +149,29 @@ impl<'a> Writer<'a> {
     /// in the folder. Collective.
     ///
     /// If the latest checkpoint in the folder has the same step, the new checkpoint replaces it. So a run may always
-    /// save at its end, even if it has just saved that step. A reader that has the replaced checkpoint open reads it to
-    /// the end, or gets an error about its files.
+    /// save at its end, even if it has just saved that step. If a reader has the replaced checkpoint open, it either
+    /// reads that checkpoint to the end or gets an error about a file.
     ///
-    /// The checkpoint appears by one rename, when every rank's file is written and synced. Until then, whatever fails
-    /// or is killed, the previous checkpoint is the latest. The next save removes what an interrupted save left. So
-    /// only one group of ranks may save to a folder at a time; if two groups do, one of them fails. If files or an old
-    /// checkpoint cannot be removed, the save does not fail, and a `tracing` event reports them.
+    /// When every rank's file is written and synced, one rename publishes the checkpoint. Until then, the previous
+    /// checkpoint remains the latest, even if a rank fails or is killed. The next save removes the files that an
+    /// interrupted save left. So only one group of ranks may save to a folder at a time. If two groups do, one of them
+    /// fails. If files or an old checkpoint cannot be removed, the save does not fail, and a `tracing` event reports
+    /// them.
     ///
     /// **Cost**: each element is written once, by one rank. All ranks wait for the slowest, at most for the
-    /// communicator's timeout. Names, shapes and pieces of all ranks go to rank 0, about 100 B for each piece.
+    /// communicator's timeout. Every rank sends the names, shapes and pieces of its tensors to rank 0, about 100 B for
+    /// each piece.
     ///
     /// # Errors
     ///
-    /// If one rank fails, all fail. The failing rank gets its own error; the others get an `Io` that names that rank
-    /// and its reason.
+    /// If one rank fails, all fail. The failing rank gets its own error, and the others get an `Io` that names that
+    /// rank and its reason.
     ///
     /// - `Io` if a file cannot be written or synced, or a rank does not see rank 0's files.
-    /// - `InvalidArgument` for invalid arguments of earlier calls, if the pieces of all ranks together are not whole
-    ///   tensors, and for a step before the latest.
+    /// - `InvalidArgument` if an earlier call had invalid arguments, if the pieces of all ranks together are not whole
+    ///   tensors, or if the step is before the latest.
     /// - `Mismatch` if ranks pass different steps.
-    /// - The errors of any collective. If a rank dies after all files were written, the checkpoint may exist;
+    /// - The errors of any collective. If a rank dies after all files were written, the checkpoint may exist, and
     ///   [`Checkpoint::latest`](super::Checkpoint::latest) finds it.
     pub fn commit(mut self, step: u64) -> Result<PathBuf> {
         same_step(self.comm, step)?;

@@ -12,14 +12,16 @@ use collectives::{Error, Result};
 
 /// Parameters in use.
 impl FullySharded {
-    /// Gathers a unit's parameters if necessary, starts to gather the next units, and waits for this one. In a forward
-    /// pass, the next units are those after this one. In the backward pass, they are those before it. The backward pass
-    /// begins when the last unit is gathered, or a unit that comes before the most recently gathered one. Collective.
+    /// Gathers a unit's parameters if necessary, starts to gather the next units, and waits for this one. In the
+    /// forward pass, the next units are the units after this one. In the backward pass, they are the units before this
+    /// one. The backward pass begins when you gather the last unit, or a unit that comes before the most recently
+    /// gathered one. Collective.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the unit does not exist, or if a parameter of the model has no values yet; only this rank
-    /// gets it. Also, the errors of any collective.
+    /// - `InvalidArgument` if the unit does not exist, or if a parameter of the model has no values yet. Only this rank
+    ///   gets this error.
+    /// - The errors of any collective.
     pub fn gather(&mut self, unit: usize) -> Result<()> {
         self.check_gather("gather", unit)?;
         self.go_on(|model| {
@@ -33,8 +35,8 @@ impl FullySharded {
     }
 
     /// Starts to gather a unit's parameters in the background, for a later [`gather`](Self::gather). Use it for the
-    /// first unit right after an update, or for a unit that is used out of order. This needs a buffer in addition to
-    /// those of [`FullyShardedOptions::prefetch`](super::FullyShardedOptions::prefetch). Collective.
+    /// first unit right after an update, or for a unit that is used out of order. This call needs one buffer more than
+    /// [`FullyShardedOptions::prefetch`](super::FullyShardedOptions::prefetch) requires. Collective.
     ///
     /// # Errors
     ///
@@ -48,14 +50,15 @@ impl FullySharded {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if there is no such parameter, the unit is not gathered, or `T` is not its gathered type;
-    /// `Unsupported` on a device.
+    /// - `InvalidArgument` if there is no such parameter, or the unit is not gathered.
+    /// - `InvalidArgument` if `T` is not the type in which the unit is gathered.
+    /// - `Unsupported` if the unit is on a device.
     pub fn parameter<T: Float>(&self, unit: usize, parameter: usize) -> Result<&[T]> {
         let (flat, state) = self.in_use::<T>("parameter", unit, parameter)?;
         Ok(&flat.host()?[state.slot(parameter)])
     }
 
-    /// Does the same as [`parameter`](Self::parameter), for a unit on a device.
+    /// Returns a parameter of a gathered unit on a device, like [`parameter`](Self::parameter) in host memory.
     ///
     /// # Errors
     ///
@@ -67,11 +70,13 @@ impl FullySharded {
         flat.device_view(state.slot(parameter)).ok_or_else(on_host)
     }
 
-    /// Copies a parameter of a gathered unit to a buffer of its length and gathered type.
+    /// Copies a parameter of a gathered unit to a buffer of the parameter's length and of the type in which the unit is
+    /// gathered.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for any other buffer, and the errors of [`parameter`](Self::parameter).
+    /// `InvalidArgument` if the buffer has another type or length, and the `InvalidArgument` errors of
+    /// [`parameter`](Self::parameter).
     pub fn copy_to<B>(&self, unit: usize, parameter: usize, destination: &mut B) -> Result<()>
     where
         B: BufferMut<Element: Float> + ?Sized,
@@ -84,8 +89,8 @@ impl FullySharded {
     }
 
     /// Releases a unit's gathered parameters, so that their buffer can be reused. With
-    /// [`ShardingStrategy::ShardGradOp`] they stay until the next update, and [`gather`](Self::gather) finds them
-    /// there. Local to this rank, but all ranks must release the same units.
+    /// [`ShardingStrategy::ShardGradOp`], the parameters stay in memory until the next update, and
+    /// [`gather`](Self::gather) uses them again. This call is local, but all ranks must release the same units.
     ///
     /// # Errors
     ///

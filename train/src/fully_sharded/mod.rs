@@ -45,12 +45,12 @@ use unit::{UnitState, layout_of};
 pub use options::{FullyShardedOptions, ShardingStrategy, Unit};
 pub use reduce::ReducedGradients;
 
-/// Keeps a share of the parameters on each rank, and gathers the parameters of one unit after another, each while it is
-/// used. This is ZeRO stage 3, like torch's `FullyShardedDataParallel` with `FULL_SHARD`. With
-/// [`ShardingStrategy::ShardGradOp`] it is stage 2.
+/// Keeps a share of the parameters on each rank, and gathers the parameters of a unit only while the unit is used. This
+/// is ZeRO stage 3, like torch's `FullyShardedDataParallel` with `FULL_SHARD`. With [`ShardingStrategy::ShardGradOp`],
+/// it is ZeRO stage 2.
 ///
 /// List units in the order in which the forward pass uses them. [`gather`](Self::gather) also starts to gather the next
-/// unit or, in the backward pass, the one before. [`reduce_gradients`](Self::reduce_gradients) averages a unit's
+/// unit. In the backward pass, this is the unit before. [`reduce_gradients`](Self::reduce_gradients) averages a unit's
 /// gradients in the background, and keeps this rank's share of them.
 ///
 /// ```
@@ -89,8 +89,9 @@ pub use reduce::ReducedGradients;
 /// ```
 ///
 /// **Accumulation.** [`end_backward`](Self::end_backward) ends a backward pass, but not the step. The gradients stay in
-/// the share, and the next pass adds to them. So several passes need no more memory than one, but each pass reduces its
-/// gradients over the ranks. Gradients are summed over passes: divide by the number of passes.
+/// this rank's share, and the next pass adds to them. So several passes need no more memory than one, but each pass
+/// reduces its gradients over the ranks. Gradients are summed over passes. For their mean, divide by the number of
+/// passes.
 ///
 /// **Mixed precision.** Parameters of `f32` with [`gather_type`](FullyShardedOptions::gather_type) `Bf16` are kept as
 /// `f32` in the shares, and gathered and used as `bf16`. Their gradients, passed as `bf16`, are added to the share as
@@ -106,26 +107,27 @@ pub use reduce::ReducedGradients;
 /// point on every rank, or make them on a separate communicator ([`Communicator::duplicate`]).
 ///
 /// **Memory** of each of n ranks. The parameters have N elements of m bytes, in units of at most L elements (padded to
-/// a multiple of n). Elements are gathered as g bytes and reduced as r bytes, and p is
-/// [`prefetch`](FullyShardedOptions::prefetch). If each unit is released before the next is gathered, a rank needs:
+/// a multiple of n). An element has g bytes when it is gathered and r bytes when it is reduced. The number p is
+/// [`prefetch`](FullyShardedOptions::prefetch). If each unit is released before the next is gathered, a rank needs this
+/// number of bytes:
 ///
 /// - 2·m·N/n for the shares of parameters and gradients,
-/// - (1 + p)·L·g for gathered units; in stage 2 N·g instead,
+/// - (1 + p)·L·g for gathered units in stage 3, or N·g in stage 2,
 /// - (1 + p)·L·r for units that are being reduced,
 /// - m·L/n for conversion, if gradients of another type are accumulated,
 /// - the caller's state for the share: 2·m·N/n for Adam.
 ///
-/// So with the defaults and 4-byte parameters, the backward pass has a peak of 8·N/n + 16·L.
-/// [`ShardedOptimizer`](super::ShardedOptimizer) needs 4·N + 4·N/n in addition to the parameters themselves.
+/// So with the defaults and 4-byte parameters, the backward pass needs up to 8·N/n + 16·L bytes.
+/// [`ShardedOptimizer`](super::ShardedOptimizer) needs 4·N + 4·N/n bytes in addition to the parameters themselves.
 /// [`memory_bytes`](Self::memory_bytes) counts the buffers. It excludes the communicator's own memory, and up to 64 KiB
 /// for the order of calls.
 ///
-/// **Traffic** of a step, for each rank: stage 3 gathers every unit twice and reduces it once, (n − 1)/n·N·(2·g + r)
-/// bytes. If all types are the same, that is 1.5 times as much as an all-reduce. Stage 2 gathers once, so it sends as
-/// much as an all-reduce. On one rank, no communicator call is made, except for `PreMulSum`.
+/// **Traffic** of a step. Stage 3 gathers every unit twice and reduces it once, so each rank sends (n − 1)/n·N·(2·g +
+/// r) bytes. If all types are the same, that is 1.5 times as much as an all-reduce. Stage 2 gathers every unit once, so
+/// it sends as much as an all-reduce. If there is only one rank, a step makes communicator calls only with `PreMulSum`.
 ///
-/// **Errors.** A call with an invalid argument is refused and has no effect. After an error of a collective, or an
-/// error or panic of the caller's `update`, every later call returns `Poisoned`.
+/// **Errors.** A call with an invalid argument is refused and has no effect. If a collective fails, or the caller's
+/// `update` fails or panics, every later call returns `Poisoned`.
 #[doc(alias("FullyShardedDataParallel", "fully_shard", "FSDP", "ZeRO"))]
 pub struct FullySharded {
     comm: Communicator,
@@ -154,21 +156,23 @@ impl FullySharded {
     ///
     /// # Errors
     ///
-    /// `Mismatch`, which names the first parameter or setting in which two ranks differ; `InvalidArgument` for a unit
-    /// of several types, and for types that gradients cannot have; `Unsupported` for an op other than `Avg`, `Sum` and
-    /// `PreMulSum`. If one rank has no memory for its shares, all fail: the others get an `Io` that names that rank.
+    /// - `Mismatch` if two ranks differ in a parameter or a setting. The error names the first difference.
+    /// - `InvalidArgument` if a unit has parameters of several types, or of a type that gradients cannot have.
+    /// - `Unsupported` if the op is not `Avg`, `Sum` or `PreMulSum`.
+    /// - If one rank has no memory for its shares, all fail: the others get an `Io` that names that rank.
     pub fn new(comm: &Communicator, units: Vec<Unit>, options: FullyShardedOptions) -> Result<Self> {
         Self::in_place(comm, "FullySharded::new", Place::Host, units, options)
     }
 
-    /// Does the same as [`new`](Self::new), but with shares and units on the stream's device, which must be the
-    /// communicator's. Parameters and gradients are device buffers. Copies and conversions are queued on `stream`, on
-    /// which the caller computes. Gathers and reductions are queued on the communicator's stream. cudarc's events order
-    /// the work on the two streams. So these calls do not wait for the device, with two exceptions:
+    /// Makes this rank's shares like [`new`](Self::new), but on the stream's device, which must be the communicator's
+    /// device. Units are gathered on that device too. Parameters and gradients are device buffers. Copies and
+    /// conversions are queued on `stream`, on which the caller computes. Gathers and reductions are queued on the
+    /// communicator's stream. cudarc's events order the work on the two streams. So the calls of this type do not wait
+    /// for the device, with two exceptions:
     ///
     /// - [`ReducedGradients::norm`], [`clip_norm`](ReducedGradients::clip_norm) and
-    ///   [`unscale`](ReducedGradients::unscale).
-    /// - Allocating a unit's buffers, which waits for `stream`. Units of the same length share the buffers that are
+    ///   [`unscale`](ReducedGradients::unscale) wait for this rank's sum of squares.
+    /// - The allocation of a unit's buffers waits for `stream`. Units of the same length share the buffers that are
     ///   allocated in the first step. Under `FullShard`, a unit whose length differs from the previous unit's needs new
     ///   buffers.
     ///
@@ -240,7 +244,8 @@ impl FullySharded {
         Some(format!("{}.{}", unit.name, unit.parameters.get(parameter)?.name))
     }
 
-    /// Returns the number of elements of this rank's share of each unit, for which the caller keeps state.
+    /// Returns the number of elements of this rank's share of each unit. The caller keeps an optimiser's state for
+    /// these elements.
     pub fn shard_lens(&self) -> impl ExactSizeIterator<Item = usize> {
         self.units.iter().map(|unit| unit.own.len())
     }
@@ -251,8 +256,8 @@ impl FullySharded {
         &self.comm
     }
 
-    /// Returns the bytes of all buffers on this rank now: shares, units that are gathered or reduced, and free buffers
-    /// of its pools.
+    /// Returns the size in bytes of all buffers that this rank has now: shares, whole units that are gathered or being
+    /// reduced, and free buffers for later units.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         let units: usize = self.units.iter().map(UnitState::bytes).sum();
@@ -261,7 +266,7 @@ impl FullySharded {
         units + reducing + free
     }
 
-    /// Copies the root's values of a parameter to every rank, which keeps its share of them. Broadcast or
+    /// Copies the root's values of a parameter to every rank. Each rank keeps its share of the values. Broadcast or
     /// [`load`](Self::load) every parameter before the first unit is gathered. Collective.
     ///
     /// # Errors
@@ -284,8 +289,11 @@ impl FullySharded {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the length or type is not the parameter's, if `values` is not in the memory of the
-    /// model (host memory or its device), or if the unit is gathered: release it first.
+    /// `InvalidArgument` in these cases:
+    ///
+    /// - The length or type is not the parameter's.
+    /// - `values` is not in the memory of the model, which is host memory or a device.
+    /// - The unit is gathered: release it first.
     pub fn load<B>(&mut self, unit: usize, parameter: usize, values: &B) -> Result<()>
     where
         B: Buffer<Element: Float> + ?Sized,
@@ -317,13 +325,13 @@ impl FullySharded {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a unit that does not exist, or if `T` is not its parameters' type; `Unsupported` if the
+    /// `InvalidArgument` if the unit does not exist, or if `T` is not the type of its parameters. `Unsupported` if the
     /// share is on a device.
     pub fn shard<T: Float>(&self, unit: usize) -> Result<&[T]> {
         typed::<T>(&*self.known("shard", unit)?.share)?.host()
     }
 
-    /// Does the same as [`shard`](Self::shard), for a share on a device.
+    /// Returns this rank's share of a unit's parameters on a device, like [`shard`](Self::shard) in host memory.
     ///
     /// # Errors
     ///
@@ -335,13 +343,13 @@ impl FullySharded {
         share.device_view(0..len).ok_or_else(|| Error::argument("device_shard", "the share is in host memory: use `shard`"))
     }
 
-    /// Restores this rank's share of a unit's parameters, as [`shard`](Self::shard) returned it with the same number of
-    /// ranks.
+    /// Restores this rank's share of a unit's parameters from `values`, which [`shard`](Self::shard) returned with the
+    /// same number of ranks.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the length is not that of [`shard_range`](Self::shard_range), and in the other cases in
-    /// which [`load`](Self::load) returns it.
+    /// `InvalidArgument` if `values` and [`shard_range`](Self::shard_range) have different lengths, and in the other
+    /// cases in which [`load`](Self::load) returns this error.
     pub fn load_shard<B>(&mut self, unit: usize, values: &B) -> Result<()>
     where
         B: Buffer<Element: Float> + ?Sized,

@@ -21,19 +21,20 @@ use collectives::{Error, Result};
 
 /// Gradients.
 impl FullySharded {
-    /// Passes the gradients of a unit in this backward pass: one for each parameter of the unit, in the order of the
-    /// parameters, and in the type in which the parameters are gathered. The gradients are copied, and reduced in the
-    /// background; this rank keeps its share. If more units than [`prefetch`](super::FullyShardedOptions::prefetch) are
-    /// already being reduced, this waits for the oldest one. Collective.
+    /// Passes the gradients of a unit in this backward pass. `gradients` has one gradient for each parameter of the
+    /// unit, in the order of the parameters. Gradients have the type in which the parameters are gathered. The
+    /// gradients are copied, and reduced in the background. This rank keeps its share. If more units than
+    /// [`prefetch`](super::FullyShardedOptions::prefetch) are already being reduced, this call waits for the oldest
+    /// reduction. Collective.
     ///
     /// # Errors
     ///
-    /// Only this rank gets these:
+    /// Only this rank gets these errors:
     ///
     /// - `InvalidArgument` if the unit does not exist, or if its gradients were already passed in this backward pass.
-    /// - `InvalidArgument` if the number of gradients is wrong, a gradient's length or type is not its parameter's, or
-    ///   a gradient is not in the memory of the model (host memory or its device).
-    /// - On a device, `Cuda` if they cannot be copied.
+    /// - `InvalidArgument` if the number of gradients is wrong, or a gradient's length or type is not its parameter's.
+    /// - `InvalidArgument` if a gradient is not in the memory of the model, which is host memory or a device.
+    /// - On a device, `Cuda` if the gradients cannot be copied.
     ///
     /// Also, the errors of any collective.
     pub fn reduce_gradients<B>(&mut self, unit: usize, gradients: &[B]) -> Result<()>
@@ -52,8 +53,9 @@ impl FullySharded {
         self.go_on(|model| model.start_reduce(unit, whole))
     }
 
-    /// Ends a backward pass, if another pass is to add to its gradients before [`reduce`](Self::reduce) ends the step.
-    /// Each unit can then get gradients again, and the next pass begins with the first unit. Makes no collective call.
+    /// Ends a backward pass, but not the step. The next backward pass begins with the first unit. Each unit can then
+    /// get gradients again, which are added to the gradients of this pass. Makes no collective call. To end the last
+    /// backward pass of a step, call [`reduce`](Self::reduce) instead.
     ///
     /// # Errors
     ///
@@ -66,14 +68,17 @@ impl FullySharded {
         Ok(())
     }
 
-    /// Ends the last backward pass of a step: waits until this rank has its share of all gradients. Units without
-    /// gradients on any rank get zeros. Collective: ranks compare the order of their calls, by one all-reduce of 16
-    /// bytes beside the reductions.
+    /// Ends the last backward pass of a step: waits until this rank has its share of all gradients. If no rank passed
+    /// gradients for a unit, the unit's gradients are zeros. Collective: one all-reduce of 16 bytes, beside the
+    /// reductions, compares the order of the ranks' calls.
     ///
     /// # Errors
     ///
-    /// `Mismatch` if ranks gathered or reduced different units, or in different orders: it names the first two calls
-    /// that differ. Also, the errors of any collective. After an error, no step can follow.
+    /// - `Mismatch` if ranks gathered or reduced different units, or the same units in different orders. The error
+    ///   names the first two calls that differ.
+    /// - The errors of any collective.
+    ///
+    /// After an error, no step can follow.
     pub fn reduce(&mut self) -> Result<ReducedGradients<'_>> {
         self.end_backward()?;
         self.go_on(Self::finish_all)?;
@@ -157,8 +162,8 @@ impl FullySharded {
     }
 }
 
-/// This rank's shares of a step's gradients; see [`FullySharded::reduce`]. If it is dropped without an update, the step
-/// is skipped.
+/// This rank's shares of a step's gradients; see [`FullySharded::reduce`]. If this value is dropped without a call of
+/// [`update`](Self::update), the step is skipped.
 #[must_use = "the parameters are updated by `update`"]
 pub struct ReducedGradients<'a> {
     model: &'a mut FullySharded,
@@ -168,12 +173,12 @@ pub struct ReducedGradients<'a> {
 }
 
 impl ReducedGradients<'_> {
-    /// Reduces this rank's shares over the ranks that have the same shares of other replicas. This is for hybrid
-    /// sharding: the parameters are sharded over the ranks of a host, for example, and every host has a replica
-    /// ([`Mesh::by_host`](crate::Mesh::by_host)). With `Avg` the shares are averaged over the replicas; with any other
-    /// [`op`](super::FullyShardedOptions::op) they are summed. Call it once a step, before [`unscale`](Self::unscale)
-    /// and [`clip_norm`](Self::clip_norm). If all replicas begin with the same parameters, they also end the step with
-    /// the same bits.
+    /// Reduces this rank's shares over the ranks that have the same shares of other replicas. Use this call for hybrid
+    /// sharding. For example, the parameters are sharded over the ranks of each host, and every host has a replica of
+    /// the model ([`Mesh::by_host`](crate::Mesh::by_host)). With `Avg` the shares are averaged over the replicas; with
+    /// any other [`op`](super::FullyShardedOptions::op) they are summed. Call it once a step, before
+    /// [`unscale`](Self::unscale) and [`clip_norm`](Self::clip_norm). If all replicas begin with the same parameters,
+    /// they also end the step with the same bits.
     ///
     /// ```
     /// use collectives::Communicator;
@@ -193,16 +198,19 @@ impl ReducedGradients<'_> {
     /// # Ok::<(), collectives::Error>(())
     /// ```
     ///
-    /// Collective over `replicas`: one all-gather of 40 bytes per rank, then an all-reduce of each unit's share; these
-    /// all-reduces are started together. A clone of `replicas` is kept until the update, because its ranks must clip by
-    /// the same norm.
+    /// Collective over `replicas`: makes one all-gather of 40 bytes per rank, and then an all-reduce of each unit's
+    /// share. The all-reduces are started together. A clone of `replicas` is kept until the update, because its ranks
+    /// must clip by the same norm.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if this step's gradients were already reduced over replicas, unscaled or clipped; the call
-    /// then has no effect. `Mismatch` if the ranks of `replicas` do not have the same shares as this one, for example
-    /// because they are the ranks over which the model is sharded. Also, the errors of any collective. After a
-    /// `Mismatch` or an error of a collective, no step can follow.
+    /// - `InvalidArgument` if this step's gradients were already reduced over replicas, unscaled or clipped. The call
+    ///   then has no effect.
+    /// - `Mismatch` if the ranks of `replicas` do not have the same shares as this rank. For example, they may be the
+    ///   ranks over which the model is sharded.
+    /// - The errors of any collective.
+    ///
+    /// After a `Mismatch` or an error of a collective, no step can follow.
     #[doc(alias = "HYBRID_SHARD")]
     pub fn reduce_over(&mut self, replicas: &Communicator) -> Result<()> {
         self.done.check("reduce_over", Done::ReducedOver)?;
@@ -219,13 +227,14 @@ impl ReducedGradients<'_> {
         Ok(())
     }
 
-    /// Returns the norm of all ranks' gradients together: the root of the sum of all squares, summed in `f64`. Every
-    /// rank gets the same bits. Collective: one all-reduce of one number, on the host, and one more over the replicas
-    /// of [`reduce_over`](Self::reduce_over). On a device, this waits for this rank's sum first.
+    /// Returns the norm of all ranks' gradients together: the square root of the sum of all elements' squares, computed
+    /// in `f64`. Every rank gets the same bits. Collective: makes one all-reduce of one number, on the host. After
+    /// [`reduce_over`](Self::reduce_over), makes one more over the replicas. On a device, this call first waits for
+    /// this rank's sum.
     ///
     /// # Errors
     ///
-    /// The errors of any collective; on a device also the errors of [`Averaged::norm`](crate::Averaged::norm).
+    /// The errors of any collective. On a device, also the errors of [`Averaged::norm`](crate::Averaged::norm).
     pub fn norm(&self) -> Result<f64> {
         let mut squares = self.squares()?;
         self.model.comm.all_reduce(&mut squares, ReduceOp::Sum)?;
@@ -239,8 +248,9 @@ impl ReducedGradients<'_> {
         Ok(squares.sqrt())
     }
 
-    /// Does the same as [`Averaged::clip_norm`](crate::Averaged::clip_norm), for all ranks' shares together.
-    /// Collective, like [`norm`](Self::norm).
+    /// Scales all ranks' shares of the gradients down to a common [`norm`](Self::norm) of `limit`, if their common norm
+    /// is larger. Returns the norm before scaling, like [`Averaged::clip_norm`](crate::Averaged::clip_norm).
+    /// Collective, like `norm`.
     ///
     /// # Errors
     ///
@@ -253,12 +263,13 @@ impl ReducedGradients<'_> {
         Ok(norm)
     }
 
-    /// Does the same as [`Averaged::clip_to`](crate::Averaged::clip_to), for this rank's shares. Makes no collective
-    /// call.
+    /// Clips this rank's shares of the gradients by a norm that the caller has computed, like
+    /// [`Averaged::clip_to`](crate::Averaged::clip_to). Makes no collective call.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the limit is not a positive number or the norm is negative. On a device also `Cuda`.
+    /// `InvalidArgument` if the limit is not a positive number or the norm is negative. On a device, also `Cuda` if the
+    /// driver fails.
     pub fn clip_to(&mut self, norm: f64, limit: f64) -> Result<()> {
         let factor = clipping("clip_to", limit)?;
         check_norm(norm)?;
@@ -272,8 +283,9 @@ impl ReducedGradients<'_> {
         factor.map_or(Ok(()), |factor| units.try_for_each(|unit| unit.gradients.scale(factor)))
     }
 
-    /// Does the same as [`Averaged::unscale`](crate::Averaged::unscale), for this rank's shares. [`LossScaler::update`]
-    /// informs the other ranks. Makes no collective call.
+    /// Divides this rank's shares of the gradients by a loss's scale, like
+    /// [`Averaged::unscale`](crate::Averaged::unscale). [`LossScaler::update`] tells the other ranks whether a gradient
+    /// overflowed. Makes no collective call.
     ///
     /// # Errors
     ///
@@ -294,13 +306,13 @@ impl ReducedGradients<'_> {
     }
 
     /// Calls `update` for this rank's share of each unit's parameters, unit by unit. [`Shard::bucket`] is the unit's
-    /// number, and its elements have the type of the parameters. Gathered parameters are released. Makes no collective
-    /// call: the next [`gather`](FullySharded::gather) gets the other ranks' shares.
+    /// number. The elements of a [`Shard`] have the type of the parameters. Gathered parameters are released. Makes no
+    /// collective call: the next [`gather`](FullySharded::gather) gets the other ranks' shares.
     ///
     /// # Errors
     ///
-    /// The errors of `update`. After an error or a panic of `update` no step can follow. Other ranks are not notified.
-    /// So an `update` that fails should fail on every rank, or abort the communicator.
+    /// The errors of `update`. If `update` returns an error or panics, no step can follow, and other ranks are not
+    /// notified. So an `update` that fails should fail on every rank, or abort the communicator.
     pub fn update(self, mut update: impl FnMut(&mut Shard<'_>) -> Result<()>) -> Result<()> {
         self.model.go_on(|model| {
             for (index, unit) in model.units.iter_mut().enumerate() {

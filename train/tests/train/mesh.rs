@@ -101,7 +101,7 @@ fn dimensions_that_do_not_fit_are_refused_on_every_rank_and_harm_nothing() {
                 assert!(error.to_string().contains("in [\"dp\", \"tp\"]"), "{error}");
             }
             for (wrong, words) in
-                [(&[][..], "at least one"), (&["tp", "tp"], "each only once"), (&["tp", "pp"], "there is no dimension \"pp\"")]
+                [(&[][..], "at least one"), (&["tp", "tp"], "each dimension only once"), (&["tp", "pp"], "there is no dimension \"pp\"")]
             {
                 let error = mesh.flatten(wrong).unwrap_err().to_string();
                 assert!(error.contains(words), "{wrong:?}: {error}");

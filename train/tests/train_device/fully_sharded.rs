@@ -228,7 +228,7 @@ fn gradients_that_kernels_cannot_read_are_refused_and_harm_nothing() {
         // SAFETY: three elements inside the gradient, which outlives this; no code writes to them.
         let odd = unsafe { RawDeviceSlice::<f32>::new(memory.stream.context(), crate::address(&gradient) + 2, 3) };
         let error = model.reduce_gradients(0, &[&odd]).unwrap_err().to_string();
-        assert!(error.contains("at a multiple of the element size"), "{error}");
+        assert!(error.contains("must be a multiple of the element size"), "{error}");
         // SAFETY: as above.
         let even = unsafe { RawDeviceSlice::<f32>::new(memory.stream.context(), crate::address(&gradient), 3) };
         model.reduce_gradients(0, &[&even]).unwrap();

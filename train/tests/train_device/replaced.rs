@@ -22,7 +22,7 @@ fn zeros(stream: &Arc<CudaStream>, len: usize) -> CudaSlice<f32> {
 
 fn assert_elsewhere(result: Result<()>) {
     let error = result.unwrap_err();
-    assert!(matches!(error, Error::InvalidArgument { .. }) && error.to_string().contains("or in another context"), "{error}");
+    assert!(matches!(error, Error::InvalidArgument { .. }) && error.to_string().contains("or in different contexts"), "{error}");
 }
 
 #[test]

@@ -41,7 +41,10 @@ fn what_happened_once_is_nobodys_fault() {
     let blame = blame(&times);
     assert_eq!(blame.straggler(), None);
     let text = blame.to_string();
-    assert!(text.contains("# No rank is named: rank 1 costs most, 33.4% of the time, but in only 1 of 12 stretches"), "{text}");
+    assert!(
+        text.contains("# No rank is named: rank 1 costs the others most, 33.4% of the time. But it does so in only 1 of 12 stretches"),
+        "{text}"
+    );
     // The same if the delay lasted for several rounds.
     times[1][30..70].fill(300.0);
     assert_eq!(self::blame(&times).straggler(), None);

@@ -112,8 +112,8 @@ fn a_rank_that_returned_too_early_is_named_beside_the_one_that_lost_it() {
     fs::write(&go, "").unwrap();
     let (said, code) = rest(child);
     let (_, last) = said.split_once("first failure: rank 0 ").unwrap();
-    let expected =
-        ": exit code 3\n  lost rank 1\n  rank 1 had ended before with exit code 0: if the failed rank needed it, that is the cause\n";
+    let expected = ": exit code 3\n  lost rank 1\n  rank 1 had ended with exit code 0 before this failure: \
+                    if the failed rank needed it, that is the cause\n";
     assert!(code == Some(3) && last.ends_with(expected), "{said}");
 }
 

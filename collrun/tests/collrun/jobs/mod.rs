@@ -142,7 +142,7 @@ fn usage_errors_say_what_is_missing() {
     ] {
         let run = output(&format!("--nnodes 2 {flags}"), "true");
         let said = String::from_utf8_lossy(&run.stderr).into_owned();
-        assert!(run.status.code() == Some(1) && said.contains("127.1: on this host it resolves to 127.0.0.1"), "{flags}: {run:?}");
+        assert!(run.status.code() == Some(1) && said.contains("127.1: on this host the name resolves to 127.0.0.1"), "{flags}: {run:?}");
         assert!(said.contains("/etc/hosts"), "{said}");
     }
     let run = output("--nnodes 2 --node-rank 0 --master-port 7", "true");

@@ -135,7 +135,7 @@ impl NcclCommunicator {
         match heard.iter().position(|(.., lacks_kernel)| *lacks_kernel) {
             Some(rank) => Err(Error::unsupported(
                 job.call.to_string(),
-                format!("rank {rank} cannot load its kernel, or allocate memory; its own error says why"),
+                format!("rank {rank} cannot load the call's kernel, or cannot allocate memory; the error on that rank gives the reason"),
             )),
             None => Ok(()),
         }

@@ -73,7 +73,7 @@ impl NcclCommunicator {
         }
         Err(Error::argument(
             kind.name(),
-            format!("the root, rank {root}, must pass {what}, and no other rank may; this is rank {}", self.rank()),
+            format!("the root, rank {root}, must pass {what}, and the other ranks must pass None; this is rank {}", self.rank()),
         ))
     }
 }
@@ -182,8 +182,8 @@ impl NcclCommunicator {
         self.collective((Collective::Reduce, Some(root)), Source::InPlace, Some(buffer.memory_mut()), Some(&op.into()), stream)
     }
 
-    /// Reduces like [`reduce`](Self::reduce), from one buffer into another: the root passes `Some(destination)` of the
-    /// source's length; the other ranks pass `None`.
+    /// Reduces like [`reduce`](Self::reduce), from one buffer into another. The root passes `Some(destination)`, which
+    /// is as long as the source; the other ranks pass `None`.
     ///
     /// ```no_run
     /// # use collectives::{ReduceOp, nccl::NcclCommunicator};
@@ -236,7 +236,7 @@ impl NcclCommunicator {
     }
 
     /// Copies like [`broadcast`](Self::broadcast), from the root's source into every rank's destination (the root's
-    /// too): the root passes `Some(source)`; the other ranks pass `None`.
+    /// too). The root passes `Some(source)`; the other ranks pass `None`.
     ///
     /// ```no_run
     /// # use collectives::nccl::NcclCommunicator;
@@ -304,7 +304,7 @@ impl NcclCommunicator {
         self.collective((Collective::AllGather, None), source, destination, None, stream)
     }
 
-    /// Reduces the buffers of all ranks and leaves each rank its block of the result, in place. The contents of the
+    /// Reduces the buffers of all ranks, in place, and gives each rank its own block of the result. The contents of the
     /// other blocks are unspecified afterwards.
     ///
     /// ```no_run
@@ -327,8 +327,8 @@ impl NcclCommunicator {
         self.collective((Collective::ReduceScatter, None), Source::InPlace, Some(buffer.memory_mut()), Some(&op.into()), stream)
     }
 
-    /// Reduces like [`reduce_scatter`](Self::reduce_scatter), from one buffer, which is world size times as long, into
-    /// another.
+    /// Reduces like [`reduce_scatter`](Self::reduce_scatter), from one buffer into another. The source is world size
+    /// times as long as the destination.
     ///
     /// ```no_run
     /// # use collectives::{ReduceOp, nccl::NcclCommunicator};

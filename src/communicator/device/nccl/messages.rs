@@ -25,10 +25,11 @@ use crate::device::{DeviceBackend, Message, NcclCommunicator, Words};
 use crate::error::{Error, Peer, Result};
 
 /// The error text for a buffer in host memory.
-pub(super) const HOST_MEMORY: &str = "is in host memory: an NcclCommunicator works only on device memory, a Communicator on both";
+pub(super) const HOST_MEMORY: &str =
+    "is in host memory: an NcclCommunicator works only on device memory; a Communicator also works on host memory";
 
-/// Messages recorded by [`NcclCommunicator::group`], which has an example. Their buffers are borrowed until the group
-/// has been queued.
+/// Messages recorded by [`NcclCommunicator::group`], which has an example. The buffers of these messages are borrowed
+/// until the group has been queued.
 pub struct NcclGroup<'buffers, 'comm> {
     comm: &'comm NcclCommunicator,
     batch: Batch<'buffers>,
@@ -57,7 +58,7 @@ impl<'buffers> NcclGroup<'buffers, '_> {
         Ok(())
     }
 
-    /// Records a receive from another rank. The buffer must be as long as what is sent.
+    /// Records a receive from another rank. The buffer must be as long as the message.
     ///
     /// # Errors
     ///
@@ -104,7 +105,7 @@ impl NcclCommunicator {
     /// # Errors
     ///
     /// - `InvalidArgument` for a rank that is not a peer, and for memory that is not on this device.
-    /// - `Mismatch` if the ends differ; it ends the communicator.
+    /// - `Mismatch` if the two ends of the message differ. This error ends the communicator.
     /// - `Unsupported` if a compared message would become part of a graph.
     /// - `Timeout`, `Nccl`, `Cuda`, `Poisoned`.
     #[doc(alias = "ncclSend")]
@@ -131,8 +132,9 @@ impl NcclCommunicator {
         self.grouped("recv", stream, |group| group.recv(buffer, from))
     }
 
-    /// Queues several messages together, so that messages in opposite directions do not wait for each other. Between
-    /// two ranks, both ends must put the same messages into one group. If the closure fails, nothing has happened.
+    /// Queues several messages together, so that messages in opposite directions do not wait for each other. Two ranks
+    /// that exchange messages in a group must put the same messages into that group. If the closure fails, no message
+    /// is queued.
     ///
     /// ```no_run
     /// # use collectives::nccl::NcclCommunicator;
@@ -222,7 +224,7 @@ impl NcclCommunicator {
         let mut heard = self.backend().swap_words(mine, &|| call.to_owned(), self.config().timeout);
         if let Err(Error::Timeout { doing, .. }) = &mut heard {
             let calls: Vec<_> = mine.iter().map(|(peer, words)| in_words(words, *peer)).collect();
-            *doing = format!("comparing {} with its other end (Config::check_device_calls)", calls.join(", "));
+            *doing = format!("comparing {} with the other end of each message (Config::check_device_calls)", calls.join(", "));
         }
         let differing: Vec<_> = mine.iter().zip(heard?).filter(|((_, words), theirs)| *theirs != mirrored(words)).collect();
         let Some(((peer, words), theirs)) = differing.first() else { return Ok(()) };

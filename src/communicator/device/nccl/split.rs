@@ -20,13 +20,14 @@ use crate::error::{Error, Peer, Result};
 type Member = (i32, usize);
 
 impl NcclCommunicator {
-    /// Splits the ranks by colour, ordered by key. Ranks without a colour take part and get `None`. Collective. Each
-    /// part is an independent communicator, and stays usable whatever happens to this one.
+    /// Splits the ranks by colour into new communicators, in which the ranks are ordered by key. Ranks without a colour
+    /// take part and get `None`. Collective. Each new communicator is independent, and stays usable whatever happens to
+    /// the old one.
     ///
     /// # Errors
     ///
     /// - `Mismatch` if a rank makes a different typed call.
-    /// - `Unsupported` once this communicator was shrunk with [`ShrinkMode::Abort`](crate::nccl::ShrinkMode::Abort).
+    /// - `Unsupported` after this communicator was shrunk with [`ShrinkMode::Abort`](crate::nccl::ShrinkMode::Abort).
     /// - `Nccl`, `Timeout`, `Poisoned`.
     #[doc(alias = "ncclCommSplit")]
     pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Self>> {
@@ -41,7 +42,7 @@ impl NcclCommunicator {
         made.map(|comm| self.descendant(comm)).transpose()
     }
 
-    /// Returns an id for the next [`grow`](Self::grow), which one rank makes and passes to all new ranks.
+    /// Returns an id for the next [`grow`](Self::grow). One rank makes the id and passes it to all new ranks.
     ///
     /// # Errors
     ///
@@ -51,12 +52,14 @@ impl NcclCommunicator {
         device::unique_id(self.backend().comm().library()).map(UniqueId::from_nccl)
     }
 
-    /// Makes a larger communicator. It has the ranks of this communicator, which keep their numbers, and new ranks,
-    /// which call [`join`](Self::join). Only the rank that made the id passes it. Collective.
+    /// Makes a larger communicator. The ranks of this communicator are part of the larger one and keep their numbers.
+    /// The new ranks call [`join`](Self::join). Only the rank that made the id passes it; the other ranks of this
+    /// communicator pass `None`. Collective.
     ///
     /// # Errors
     ///
-    /// - `InvalidArgument` if the world does not become larger, and on all ranks if none or several pass an id.
+    /// - `InvalidArgument` if the world size does not become larger. All ranks get it if no rank or more than one rank
+    ///   passes an id.
     /// - `Mismatch` if a rank makes a different typed call.
     /// - `Nccl`, `Timeout`, `Poisoned`.
     #[doc(alias = "ncclCommGrow")]
@@ -116,7 +119,10 @@ impl NcclCommunicator {
         let leader = members.first().map_or_else(|| self.rank(), |(_, rank)| *rank);
         let id = said.get(leader).copied().filter(|id| *id != [0; ID_BYTES]);
         let Some(id) = id else {
-            return Err(Error::unsupported(CALL, format!("rank {leader} could not create an id for its part; its own error says why")));
+            return Err(Error::unsupported(
+                CALL,
+                format!("rank {leader} could not create an id for its new communicator; the error on that rank gives the reason"),
+            ));
         };
         self.start_anew(&id, place, members.len(), deadline).map(Some)
     }

@@ -41,7 +41,9 @@ fn agreed(heard: &[Words]) -> Result<()> {
         return Err(differ(other));
     }
     if let Some(rank) = heard.iter().position(refuses) {
-        let reason = format!("rank {rank} has no buffer that can be a window (its own error says why), so no rank has registered anything");
+        let reason = format!(
+            "rank {rank} has no buffer that can be a window (the error on that rank gives the reason), so no rank has registered anything"
+        );
         return Err(Error::unsupported("a window", reason));
     }
     heard.iter().position(|words| words[8..16] != heard[0][8..16]).map_or(Ok(()), |other| Err(differ(other)))
@@ -50,16 +52,16 @@ fn agreed(heard: &[Words]) -> Result<()> {
 impl NcclCommunicator {
     /// Opens a symmetric window over a buffer; all ranks do so with buffers of the same length. Needs NCCL 2.27.3.
     ///
-    /// The memory must come from [`NcclCommunicator::allocate`] or the driver's `cuMemCreate`: NCCL passes a handle of
-    /// it to the other ranks. A `CudaSlice` does not work, because it comes from a pool. The ranks first compare their
-    /// buffers over NCCL, so that all of them get the error if one has no suitable buffer. The communicator then stays
-    /// usable, and the buffers are dropped.
+    /// The memory must come from [`NcclCommunicator::allocate`] or the driver's `cuMemCreate`, because NCCL passes a
+    /// handle of this memory to the other ranks. A `CudaSlice` does not work, because it comes from a pool. The ranks
+    /// first compare their buffers over NCCL, so that every rank gets an error if the buffer of one rank is not
+    /// suitable. After such an error, the communicator stays usable, and the buffers are dropped.
     ///
     /// # Errors
     ///
     /// - `InvalidArgument` for a buffer of another context, and for an empty buffer.
     /// - `Mismatch` if the lengths differ.
-    /// - `Unsupported` on every rank if the memory of any rank has another origin, and with an older NCCL.
+    /// - `Unsupported` on every rank if the memory of any rank has another origin, or if NCCL is too old.
     /// - `Nccl`, `Timeout`.
     ///
     /// # Safety

@@ -138,7 +138,7 @@ impl Fold {
             (Collective::ReduceScatter | Collective::ReduceScatterV, layout @ (BlockLayout::Equal(_) | BlockLayout::Blocks(_))) => {
                 Ok(Way::Slabs(Slabs::of_blocks(layout, element_bytes, n, self.chunk_room(job)?)))
             }
-            (kind, layout) => Err(Error::argument(kind.name(), format!("this call has no such layout on a device: {layout:?}"))),
+            (kind, layout) => Err(Error::argument(kind.name(), format!("on a device, this call does not support the layout {layout:?}"))),
         }
     }
 

@@ -86,7 +86,8 @@ fn a_model_in_several_files_is_loaded_by_its_index() {
         compare(&checkpoint, &tensors, &mut random);
         assert_eq!(checkpoint.metadata()["total_size"], "12");
     }
-    for (file, words) in [("model-00001-of-00003.safetensors", "is not in it"), ("../outside", "not the name of a file"), ("none", "none")]
+    for (file, words) in
+        [("model-00001-of-00003.safetensors", "does not contain tensor"), ("../outside", "not the name of a file"), ("none", "none")]
     {
         map.insert("scalar".to_owned(), file.into());
         map.insert("absent".to_owned(), file.into());

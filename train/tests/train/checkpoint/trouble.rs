@@ -57,13 +57,13 @@ fn a_mistake_of_one_rank_is_told_to_all_and_the_next_save_works() {
             |writer| {
                 writer.tensor("good", &[2], Piece::Whole, &[1_u32; 2]);
             },
-            "tensor \"good\": on rank 0 it is F32[2], on rank 1 U32[2]",
+            "tensor \"good\": rank 0 has F32[2], but rank 1 has U32[2]",
         ),
         (
             |writer| {
                 writer.tensor("good", &[2], Piece::Flat(0..1), &[1.0_f32]);
             },
-            "its parts overlap",
+            "the parts overlap",
         ),
         (
             |writer| {
