@@ -52,7 +52,7 @@ impl fmt::Display for Transport {
     }
 }
 
-/// How a rank waits for others on the host.
+/// How a rank waits for other ranks in calls on host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Waiting {
@@ -60,9 +60,10 @@ pub enum Waiting {
     /// long as a wake-up takes.
     #[default]
     Auto,
-    /// Never sleeps. Meant for ranks that have their cores to themselves and must notice the end of any wait at once.
+    /// Never sleeps. Meant for ranks that each have a core to themselves and must notice the end of a wait immediately.
     Spin,
-    /// Sleeps at once. Meant for ranks that wait for a long time, and for cores that other programs need more.
+    /// Sleeps immediately. Meant for ranks that wait for a long time, or that share their cores with more important
+    /// programs.
     Sleep,
 }
 
@@ -91,8 +92,8 @@ impl fmt::Display for Waiting {
 ///
 /// Begin with four settings: `timeout`, `transport`, `secret` and `flight_recorder_dir`.
 ///
-/// Settings left at their default are read from environment variables when a communicator is made; the documentation of
-/// a field names its variable, if it has one. A field set to its default value counts as unset. So
+/// Settings left at their default are read from environment variables when a communicator is made. The documentation of
+/// each field names its variable, if it has one. A field set to its default value counts as unset. So
 /// `COLLECTIVES_REPRODUCIBLE=1` always switches `reproducible` on, and `COLLECTIVES_ENCRYPT=1` always switches
 /// `encrypt` on. `COLLECTIVES_CHECK_DEVICE_CALLS=1` takes effect even if the program asks to compare fewer calls.
 ///
@@ -108,20 +109,22 @@ impl fmt::Display for Waiting {
 /// # Ok::<(), collectives::Error>(())
 /// ```
 ///
-/// **Use the same settings on every rank.** Only these may differ: `timeout`, `waiting`, `check_threads`,
-/// `flight_recorder_calls`, `flight_recorder_dir`, `stall_warning`, `observer`, `trace`, `trace_dir`,
-/// `device_scratch_bytes`, `listen_address` and `host_identity`. The start compares `transport`, `reproducible`, `algorithms`, `encrypt` and
-/// `check_device_calls`. The start fails with [`Conflict`](Error::Conflict) if these settings differ, and with
-/// [`Unauthorized`](Error::Unauthorized) if the secrets differ. If the store is served over TCP, the server notices a
-/// rank with a different `encrypt` before this comparison: it refuses the rank's connection, and the rank gets
-/// `Unauthorized`. The start does not compare the other settings. If these differ, the following happens:
+/// **Use the same settings on every rank.** Only the following settings may differ: `timeout`, `waiting`,
+/// `check_threads`, `flight_recorder_calls`, `flight_recorder_dir`, `stall_warning`, `observer`, `trace`, `trace_dir`,
+/// `device_scratch_bytes`, `listen_address` and `host_identity`. When the ranks start, they compare `transport`,
+/// `reproducible`, `algorithms`, `encrypt` and `check_device_calls`. The start fails with [`Conflict`](Error::Conflict)
+/// if these settings differ, and with [`Unauthorized`](Error::Unauthorized) if the secrets differ. If the store is
+/// served over TCP, the server notices a rank with a different `encrypt` before this comparison. The server then
+/// refuses the rank's connection, and the rank gets `Unauthorized`. The ranks do not compare the other settings. If one
+/// of these other settings differs, the following happens:
 ///
-/// - `silence_timeout`: each rank uses its own, so some ranks find a silent host sooner than others.
+/// - `silence_timeout`: each rank uses its own value, so some ranks notice a silent host sooner than others.
 /// - `object_limit_bytes`: an object collective can fail on one rank while the other ranks wait for it.
-/// - `keep_store`: [`store`](crate::Communicator::store) fails on the ranks without it. If rank 0 serves the store and
-///   does not keep it, the store is gone for all.
-/// - `nccl`: NCCL needs equal settings, and nothing checks them.
-/// - `nccl_library`: the files may differ. If they hold different versions of NCCL, no rank gets a device backend.
+/// - `keep_store`: the method [`store`](crate::Communicator::store) fails on the ranks that do not set `keep_store`. If
+///   rank 0 serves the store and does not set `keep_store`, the store is gone for all ranks.
+/// - `nccl`: NCCL needs the same settings on all ranks, but no check compares them.
+/// - `nccl_library`: ranks may load different files, but if these contain different versions of NCCL, no rank gets a
+///   device backend.
 ///
 /// # What a rank costs
 ///
@@ -139,67 +142,71 @@ impl fmt::Display for Waiting {
 /// | up to 32 | 128 KiB | 16 KiB | 32 ranks: 57 MiB |
 /// | up to 1024 | 64 KiB | 4 KiB | 64 ranks: 59 MiB |
 ///
-/// The size of the region is address space. Memory is used only for the parts that are touched:
+/// The size of the region is address space, which takes up no memory before it is used. Only these parts of the region
+/// take up memory:
 /// - about 4.5 KiB per rank at the start,
 /// - the parts of a rank's six slots that its calls fill,
 /// - the queues between ranks that send each other messages.
 ///
-/// Each rank of a job listens on one port, which does not answer before [`shrink`](crate::Communicator::shrink). Under
-/// `Tcp`, and between hosts, the rank also listens on a second port. At the start of a job on h hosts, one rank of each
-/// host opens about log₂ h connections, and accepts as many. Under `Tcp`, every rank of a job of n ranks opens about
-/// log₂ n connections, and accepts as many. Other connections are opened when they are first needed. For each different
-/// call over TCP, a communicator prepares a plan of the transfers. The communicator keeps the latest 32 plans, which
-/// take at most 1 MiB in total. The start costs the store about 22 requests per rank.
+/// Each rank of a job listens on one port, which does not answer before a [`shrink`](crate::Communicator::shrink). With
+/// `Tcp`, or if the job has several hosts, each rank also listens on a second port. At the start of a job on h hosts,
+/// one rank of each host opens about log₂ h connections, and accepts as many. With `Tcp`, every rank of a job of n
+/// ranks opens about log₂ n connections, and accepts as many. Other connections are opened when they are first needed.
+/// For each different call over TCP, a communicator prepares a plan of the transfers. The communicator keeps the latest
+/// 32 plans, which take at most 1 MiB in total. During the start, each rank sends about 22 requests to the store.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Config {
-    /// Every call ends after this time at the latest, except those in the last table of `docs/src/failures.md`, which
-    /// have another limit. Default: 30 minutes, as for Gloo in `torch.distributed`. Variable: `COLLECTIVES_TIMEOUT`
-    /// (seconds).
+    /// Every call ends after this time at the latest. The exceptions are the calls in the last table of
+    /// `docs/src/failures.md`, which have other limits. Default: 30 minutes, as for Gloo in `torch.distributed`.
+    /// Variable: `COLLECTIVES_TIMEOUT` (seconds).
     pub timeout: Duration,
-    /// How long the host of a peer may leave data sent over TCP unacknowledged before the peer counts as lost. Zero
-    /// turns this limit off. Without it, a wait for that host ends after `timeout`, or when Linux ends the connection
-    /// by its own limit (`net.ipv4.tcp_retries2`, about 15 minutes). A process that ends is noticed at once as long as
-    /// its host still answers. The time is counted in whole seconds, and is at least 2 on an idle connection. Default:
-    /// 60 seconds, which is longer than the failover of a switch or the move of a virtual machine. Variable:
-    /// `COLLECTIVES_SILENCE_TIMEOUT` (seconds, `0` for no limit).
+    /// How long the host of a peer may take to acknowledge data that was sent over TCP. After this time, the peer
+    /// counts as lost. Zero turns this limit off. Without this limit, a wait for a silent host ends after `timeout`, or
+    /// when Linux ends the connection by its own limit (`net.ipv4.tcp_retries2`, about 15 minutes). If a process ends
+    /// while its host still answers, the peers notice the end immediately. The time is counted in whole seconds, and is
+    /// at least 2 seconds on an idle connection. Default: 60 seconds, which is longer than the failover of a switch or
+    /// the move of a virtual machine. Variable: `COLLECTIVES_SILENCE_TIMEOUT` (seconds, `0` for no limit).
     pub silence_timeout: Duration,
     /// The links to use. Default: `Auto`. Variable: `COLLECTIVES_TRANSPORT` (`auto`, `shm` or `tcp`).
     pub transport: Transport,
-    /// How this rank waits for others on the host. Ranks may differ. If there are more ranks than cores, a rank that
-    /// never sleeps gives up its core between two polls. Default: `Auto`. Variable: `COLLECTIVES_WAITING` (`auto`,
-    /// `spin` or `sleep`).
+    /// How this rank waits for other ranks in calls on host memory. Ranks may differ. If there are more ranks than
+    /// cores, a rank that never sleeps gives up its core between two polls. Default: `Auto`. Variable:
+    /// `COLLECTIVES_WAITING` (`auto`, `spin` or `sleep`).
     pub waiting: Waiting,
-    /// Reduces in rank order only, so that the result has the same bits for every transport, algorithm and number of
+    /// Reduces only in rank order, so that the result has the same bits for every transport, algorithm and number of
     /// hosts. Default: off. Variable: `COLLECTIVES_REPRODUCIBLE` (`0` or `1`).
     ///
     /// Costs bandwidth if several hosts have several ranks each: `all_reduce` and `reduce` then send the inputs of all
-    /// ranks between the hosts, instead of one partial result of each host. Over TCP alone, or with one rank per host,
-    /// every reduction uses the algorithm `direct`. This algorithm moves as many bytes as a ring. For small vectors, it
-    /// needs more messages than `doubling`. In shared memory on one host, `reproducible` costs nothing.
+    /// ranks between the hosts, instead of one partial result of each host. If all ranks communicate over TCP, or if
+    /// each host has only one rank, every reduction uses the algorithm `direct`. This algorithm moves as many bytes as
+    /// a ring. For small vectors, `direct` needs more messages than `doubling`. In shared memory on one host,
+    /// `reproducible` costs nothing.
     pub reproducible: bool,
-    /// The host identity: ranks with equal values share a host. Default: `None`, which means that a host is identified
-    /// by its boot id, the network namespace, the user namespace and the user id of the process. Set different values
-    /// on the ranks of one machine to try a job of several hosts there. Equal values do not make sharing possible:
-    /// ranks that cannot share memory use TCP. Variable: `COLLECTIVES_HOST_IDENTITY`.
+    /// The host identity: ranks with equal values count as ranks of one host. If this is `None` (the default), a host
+    /// is identified by its boot id, and by the network namespace, the user namespace and the user id of the process.
+    /// To try a job of several hosts on one machine, set different values on the ranks. Equal values cannot enable
+    /// ranks to share memory: ranks with equal values that cannot share memory use TCP. Variable:
+    /// `COLLECTIVES_HOST_IDENTITY`.
     pub host_identity: Option<String>,
-    /// Algorithms for ranges of sizes, instead of the automatic choice. `"doubling:0-16K,ring:16K-".parse()?` reads
-    /// them from text. The automatic choice still applies to sizes that no range covers, to collectives that do not
-    /// have the algorithm, and to ops that do not allow it. Shared memory inside a host has only one algorithm and is
-    /// not affected. Default: none. Variable: `COLLECTIVES_ALGORITHM`.
+    /// Algorithms for ranges of sizes, instead of the automatic choice. `"doubling:0-16K,ring:16K-".parse()?` makes
+    /// such ranges from text. The automatic choice still applies to sizes that no range covers, to collectives that do
+    /// not have the algorithm, and to ops that do not allow it. Shared memory inside a host has only one algorithm and
+    /// is not affected. Default: none. Variable: `COLLECTIVES_ALGORITHM`.
     pub algorithms: AlgorithmRanges,
-    /// The largest size, in bytes, of all objects of one object collective together, and of a single object that this
-    /// rank receives as a message. If the objects are larger, the collective fails with
-    /// [`InvalidArgument`](Error::InvalidArgument), and the receive with [`Message`](Error::Message). Default: 256 MiB.
+    /// The limit on the size of objects, in bytes. In an object collective, the limit applies to the sum of the sizes
+    /// of all objects, and a larger sum makes the collective fail with [`InvalidArgument`](Error::InvalidArgument). The
+    /// limit also applies to a single object that this rank receives as a message, and a larger object makes the
+    /// receive fail with [`Message`](Error::Message). Default: 256 MiB.
     pub object_limit_bytes: usize,
     /// Keeps the store at which the ranks met, for [`Communicator::store`](crate::Communicator::store). If rank 0
-    /// serves the store, rank 0 needs a thread, a listener and the port for it as long as its communicators live. The
-    /// other ranks need nothing until they use the store. All ranks must agree. Default: off, so the store is closed
-    /// once every rank has joined.
+    /// serves the store, rank 0 needs a thread, a listener and a port for the store as long as its communicators live.
+    /// The other ranks need nothing until they use the store. All ranks must have the same setting. Default: off, so
+    /// the store is closed once every rank has joined.
     pub keep_store: bool,
     /// Whether a collective is refused while another thread of this rank is in a collective on the same communicator.
-    /// Such calls have no order, so each can get the results of the other, and nothing else detects that. The refused
-    /// call returns [`Unordered`](Error::Unordered), and the communicator ends. Give each thread its own
+    /// Two such calls have no order, so each call can get the results of the other call, and nothing else detects that.
+    /// The refused call returns [`Unordered`](Error::Unordered), and the communicator ends. Give each thread its own
     /// [lane](crate::Communicator::lane), or order the calls.
     ///
     /// Only blocking calls are checked. Switch the check off if the program orders the calls of two threads in a way
@@ -207,108 +214,110 @@ pub struct Config {
     /// on if this crate is built with `debug_assertions` (as in `cargo build` without `--release`), otherwise off.
     /// Variable: `COLLECTIVES_CHECK_THREADS` (`0`, `1`).
     pub check_threads: bool,
-    /// The address on which this rank listens for peers of other hosts. Default: `None`, which means the address from
-    /// which this rank reaches rank 0's store. If that address is not known (for a store in a file, or your own store),
-    /// this rank listens on the loopback interface. Variable: `COLLECTIVES_LISTEN_ADDRESS`.
+    /// The address on which this rank listens for peers of other hosts. If this is `None` (the default), the rank
+    /// listens on the address from which it reaches rank 0's store. If there is no such address (for a store in a file,
+    /// or your own store), the rank listens on the loopback interface. Variable: `COLLECTIVES_LISTEN_ADDRESS`.
     pub listen_address: Option<std::net::IpAddr>,
     /// The number of calls of each kind (collectives, messages, device calls) that the flight recorder keeps, rounded
-    /// up to a power of two. 0 turns it off. Default: 1024. Variable: `COLLECTIVES_FLIGHT_RECORDER`.
+    /// up to a power of two. With 0, the flight recorder is off. Default: 1024. Variable:
+    /// `COLLECTIVES_FLIGHT_RECORDER`.
     ///
-    /// Costs 64 B of memory for each call, and 1 % of the time of an all-reduce of 8 B in shared memory (2 ranks, 2
-    /// virtual CPUs, AMD EPYC; `benches/record/overhead.md`).
+    /// Costs 64 B of memory for each call that is kept. Recording takes 1 % of the time of an all-reduce of 8 B in
+    /// shared memory (2 ranks, 2 virtual CPUs, AMD EPYC; `benches/record/overhead.md`).
     pub flight_recorder_calls: usize,
     /// The folder to which the flight recorder is written when a call fails because of a peer: a timeout, a lost peer,
     /// a mismatch, an abort. `collperf --explain-hang FOLDER` reads the files of all ranks. Default: `None`, nothing is
     /// written. Variable: `COLLECTIVES_FLIGHT_RECORDER_DIR`.
     pub flight_recorder_dir: Option<PathBuf>,
-    /// Time after which a call that waits for its peers is reported once, with its name and the missing ranks. The
-    /// warning goes to `tracing`, or to standard error if the program has no subscriber. If half of the call's timeout
-    /// passes sooner, the warning comes at that time, and goes to `tracing` only. Zero: never. Default: 30 seconds.
-    /// Variable: `COLLECTIVES_STALL_WARNING` (seconds, `0` for never).
+    /// How long a call may wait for its peers before a warning reports the call and the missing ranks. There is one
+    /// warning for each such call. The warning goes to `tracing`, or to standard error if the program has no
+    /// subscriber. If half of the call's timeout passes sooner, the warning comes at that time, and goes only to
+    /// `tracing`. Zero: never. Default: 30 seconds. Variable: `COLLECTIVES_STALL_WARNING` (seconds, `0` for never).
     pub stall_warning: Duration,
     /// Receives the figures of every call when the call has ended; see [`observe`](crate::observe). Communicators made
     /// from this communicator also report to this observer. Default: `None`.
     ///
-    /// Costs each call 0.15 µs plus the observer's own time. An all-reduce of 8 B in shared memory, which takes 157 ns
-    /// without an observer, takes almost twice as long with one (2 ranks, 2 virtual CPUs, AMD EPYC;
+    /// Costs each call 0.15 µs plus the observer's own time. An all-reduce of 8 B in shared memory takes 157 ns without
+    /// an observer, and almost twice as long with an observer (2 ranks, 2 virtual CPUs, AMD EPYC;
     /// `benches/record/overhead.md`).
     pub observer: Option<Arc<dyn Observer>>,
     /// Keeps the times of the last 131,072 calls of this communicator and of the communicators made from it, for
     /// [`write_trace`](crate::Communicator::write_trace). Default: off.
     ///
-    /// Costs up to 30 MiB in total, and 0.2 µs for each call, which takes a lock and writes a record. An all-reduce of
-    /// 8 B in shared memory, which takes 157 ns without the trace, takes 2.4 times as long with it (2 ranks, 2 virtual
-    /// CPUs, AMD EPYC; `benches/record/overhead.md`).
+    /// Costs up to 30 MiB of memory in total. Costs each call 0.2 µs, because the call takes a lock and writes a
+    /// record. An all-reduce of 8 B in shared memory takes 157 ns without the trace, and 2.4 times as long with the
+    /// trace (2 ranks, 2 virtual CPUs, AMD EPYC; `benches/record/overhead.md`).
     pub trace: bool,
-    /// The folder to which the times of calls are written, as `trace-ID-rankR.json`, when the communicator and all
-    /// communicators made from it are gone; see [`observe`](crate::observe). A folder here implies `trace`. If the
-    /// process crashes, or calls `exit` before that, it writes no file. Default: `None`. Variable: `COLLECTIVES_TRACE`.
+    /// The folder in which a file `trace-ID-rankR.json` with the times of calls is written; see
+    /// [`observe`](crate::observe). The file is written when the communicator and all communicators made from it are
+    /// gone. If a folder is set, `trace` is on as well. If the process crashes or calls `exit` while a communicator
+    /// still exists, no file is written. Default: `None`. Variable: `COLLECTIVES_TRACE`.
     pub trace_dir: Option<PathBuf>,
-    /// The secret that every rank of the job, and the server of its store, must know to connect. Default: `None`, no
-    /// check. Variables: `COLLECTIVES_SECRET`, or `COLLECTIVES_SECRET_FILE` (see [`Secret::from_file`]).
+    /// The secret of the job. To connect to each other, every rank of the job and the server of the store must know
+    /// this secret. Default: `None`, no check. Variables: `COLLECTIVES_SECRET`, or `COLLECTIVES_SECRET_FILE` (see
+    /// [`Secret::from_file`]).
     pub secret: Option<Secret>,
     /// Encrypts all TCP connections of the job, between ranks and to the store. An attacker on the network cannot read
     /// the data, and cannot change it without being noticed (`SECURITY.md` lists the remaining risks). Needs a secret,
-    /// and the crate's feature `encryption`. All ranks and the server of their store must agree. If a rank's `encrypt`
-    /// differs from the server's, the server refuses the rank's connection, and the rank gets
-    /// [`Unauthorized`](Error::Unauthorized). If ranks differ but all of them reach their store, for example a store in
-    /// a file, the start fails with [`Conflict`](Error::Conflict). Shared memory inside a host is not encrypted.
-    /// Default: off. Variable: `COLLECTIVES_ENCRYPT` (`0` or `1`).
+    /// and the crate's feature `encryption`. All ranks and the server of their store must have the same `encrypt`. If a
+    /// rank has a different `encrypt` than the server, the server refuses the rank's connection, and the rank gets
+    /// [`Unauthorized`](Error::Unauthorized). If ranks differ in `encrypt` and no server refuses them, for example
+    /// because the store is a file, the start fails with [`Conflict`](Error::Conflict). Shared memory inside a host is
+    /// not encrypted. Default: off. Variable: `COLLECTIVES_ENCRYPT` (`0` or `1`).
     pub encrypt: bool,
     /// NCCL's own settings for the communicator. Default: none, so NCCL decides. Device support is experimental: no
     /// real GPU has run it.
     #[cfg(feature = "cuda")]
     pub nccl: NcclConfig,
-    /// The NCCL library to load, which the program vouches for. Default: `None`, which means the library that is
-    /// already loaded in the process or, if there is none, `libnccl.so.2` as the system's loader finds it. The first
-    /// communicator with a device determines the library for the whole process. Variable: `COLLECTIVES_NCCL_LIBRARY` (a
-    /// file).
+    /// The NCCL library to load. The program vouches for this file. If this is `None` (the default), the communicator
+    /// uses the NCCL library that the process has already loaded. If the process has loaded none, the system's loader
+    /// looks for `libnccl.so.2`. The first communicator with a device determines the library for the whole process.
+    /// Variable: `COLLECTIVES_NCCL_LIBRARY` (a file).
     #[cfg(feature = "cuda")]
     pub nccl_library: Option<NcclLibrary>,
     /// The maximum device memory, in bytes, that a communicator uses as scratch memory. Two kinds of calls need scratch
     /// memory: reductions with an op that NCCL lacks, and in-place `all_to_all`. The data of such reductions is
     /// exchanged and reduced in chunks. The communicator allocates 8 MiB at the start. It allocates the maximum at the
-    /// first call of these two kinds on more than about 16 MiB, because that call needs more than 8 MiB of scratch
-    /// memory. Before you capture calls of these two kinds into a graph, make one of these calls on more than about 16
-    /// MiB. With a lower maximum, large calls take more and smaller steps. If the ranks have different maximums, all
-    /// use the smallest. Default: 256 MiB. Tested on a simulated GPU only.
+    /// first of these calls that works on more than about 16 MiB, because that call needs more than 8 MiB of scratch
+    /// memory. Before you capture calls of these two kinds into a graph, make one such call on more than about 16 MiB.
+    /// With a lower maximum, large calls take more and smaller steps. If the ranks have different maximums, all ranks
+    /// use the smallest. Default: 256 MiB. Scratch memory was tested only on a simulated GPU.
     #[cfg(feature = "cuda")]
     pub device_scratch_bytes: usize,
     /// The calls on device memory that the ranks compare before they queue them. The ranks compare the calls over the
-    /// host backend. Collectives are compared among all ranks, messages between their two ends. Default: all. Variable:
-    /// `COLLECTIVES_CHECK_DEVICE_CALLS` (`1`: all, even if the program asks for fewer). All ranks must agree. No real
-    /// GPU has run device calls.
+    /// host backend. All ranks compare their collectives. The two ends of a message compare the message. Default: all
+    /// calls. Variable: `COLLECTIVES_CHECK_DEVICE_CALLS` (`1` for all calls, even if the program asks to compare
+    /// fewer). All ranks must have the same setting. No real GPU has run device calls.
     ///
-    /// NCCL compares nothing: on a mismatch it hangs, moves wrong bytes, or writes past the end of a buffer. With
-    /// [`CheckDeviceCalls::unchecked_after`], the ranks compare fewer calls, and you promise that they make the same
-    /// calls.
+    /// NCCL itself compares nothing: on a mismatch, NCCL hangs, moves wrong bytes, or writes past the end of a buffer.
+    /// With [`CheckDeviceCalls::unchecked_after`], the ranks compare fewer calls, and you promise that the ranks make
+    /// the same calls.
     ///
-    /// **What is compared.** The kind, op (a custom op by its name), element type, count, root, lists of counts, and
-    /// the calls of a group. If one of these differs, ranks get a `Mismatch` at once, and the communicator stays
-    /// usable. Messages, and groups of several communicators
-    /// ([`Communicator::group_across`](crate::Communicator::group_across)), are an exception. When a rank finds a
-    /// mismatch in a message or such a group, other ranks already know of the calls, so the mismatch ends the
-    /// communicators involved.
+    /// **What is compared.** The ranks compare the kind, op (a custom op by its name), element type, count, root, lists
+    /// of counts, and the calls of a group. If one of these differs, the ranks get a `Mismatch` before the call is
+    /// queued, and the communicator stays usable. There are two exceptions: messages, and groups of several
+    /// communicators ([`Communicator::group_across`](crate::Communicator::group_across)). When a rank finds a mismatch
+    /// in one of these, other ranks already know of the calls, so the mismatch ends the communicators involved.
     ///
-    /// **Cost.** A compared collective returns only when every rank has made it, and costs as much as an
-    /// `all_gather_into` of 40 B on the host. A receive returns only when its sender has made its call, and costs a
-    /// message of 24 B on the host. A send returns at once, unless many earlier sends are still waiting for their
-    /// receives.
+    /// **Cost.** A compared collective returns only when every rank has made it. The comparison costs as much time as
+    /// an `all_gather_into` of 40 B on the host. A compared receive returns only when its sender has made the send. The
+    /// comparison costs one message of 24 B on the host. A compared send returns immediately, unless many earlier sends
+    /// are still waiting for their receives.
     ///
     /// **Order.** A communicator's device calls and its collectives on host memory have one common order. All ranks
-    /// must make these calls in that order, and a device call waits for the other ranks as a host collective does. Two
-    /// ranks wait for each other if one of them makes a device call and then sends a message, and the other receives
-    /// that message before it makes its own device call. A thread that drives several ranks must make their collectives
-    /// in `group_across`.
+    /// must make these calls in the same order. A device call waits for the other ranks, as a collective on host memory
+    /// does. For example, suppose that rank 0 makes a device call and then sends a message, but rank 1 receives this
+    /// message before it makes its device call. Then the two ranks wait for each other. A thread that drives several
+    /// ranks must make the collectives of these ranks in `group_across`.
     ///
     /// **Graphs.** If one rank captures a call into a graph, all ranks must capture it. The calls are compared during
     /// the capture. Launches of the graph are not compared: the program must make sure that all ranks launch the same
     /// graphs in the same order.
     ///
     /// **Without a host backend.** The typed calls of an [`NcclCommunicator`](crate::nccl::NcclCommunicator) are
-    /// compared over NCCL. This costs 64 B from each rank and a wait on the host. If the two ends of a message on an
-    /// `NcclCommunicator` differ, both ends get the `Mismatch`. A compared call of an `NcclCommunicator` cannot be
-    /// captured into a graph.
+    /// compared over NCCL. For each compared call, every rank sends 64 B, and the calling thread waits for the
+    /// comparison. If the two ends of a message on an `NcclCommunicator` differ, both ends get a `Mismatch`. A compared
+    /// call of an `NcclCommunicator` cannot be captured into a graph.
     #[cfg(feature = "cuda")]
     pub check_device_calls: CheckDeviceCalls,
 }
@@ -393,7 +402,7 @@ impl Config {
                 None => {}
                 Some("1") => self.check_device_calls = CheckDeviceCalls::ALWAYS,
                 Some(other) => {
-                    let expected = "1 (all); only the program can ask for fewer, with CheckDeviceCalls::unchecked_after";
+                    let expected = "1 (all calls); only the program can ask to compare fewer, with CheckDeviceCalls::unchecked_after";
                     return Err(wrong("COLLECTIVES_CHECK_DEVICE_CALLS", other, expected));
                 }
             }
@@ -418,8 +427,8 @@ impl Config {
         Ok(self)
     }
 
-    /// Returns the [`silence_timeout`](Self::silence_timeout) for launchers, which have no communicator: the value of
-    /// `COLLECTIVES_SILENCE_TIMEOUT`, or the default.
+    /// Returns the [`silence_timeout`](Self::silence_timeout) for a launcher, which has no communicator. This is the
+    /// value of `COLLECTIVES_SILENCE_TIMEOUT`, or the default.
     ///
     /// # Errors
     ///
@@ -459,18 +468,18 @@ impl Secret {
     ///
     /// - [`Error::Config`] if both variables are set, or if the value is not a valid secret.
     /// - [`Error::Io`] if the file cannot be read.
-    /// - [`Error::Unsupported`] if encryption is asked for and this build cannot encrypt.
+    /// - [`Error::Unsupported`] if `COLLECTIVES_ENCRYPT` is `1` and this build cannot encrypt.
     pub fn from_env() -> Result<Option<Self>> {
         secret(&environment)?.map(Self::encrypting_if_asked).transpose()
     }
 
-    /// Returns the same secret. It is [`encrypting`](Secret::encrypting) if `COLLECTIVES_ENCRYPT` is `1`. Intended for
-    /// a launcher that makes a secret for its job.
+    /// Returns the same secret. The returned secret is [`encrypting`](Secret::encrypting) if `COLLECTIVES_ENCRYPT` is
+    /// `1`. Intended for a launcher that makes a secret for its job.
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] if `COLLECTIVES_ENCRYPT` is neither `0` nor `1`; [`Error::Unsupported`] if encryption is asked
-    /// for and this build cannot encrypt.
+    /// - [`Error::Config`] if `COLLECTIVES_ENCRYPT` is neither `0` nor `1`.
+    /// - [`Error::Unsupported`] if `COLLECTIVES_ENCRYPT` is `1` and this build cannot encrypt.
     pub fn encrypting_if_asked(self) -> Result<Self> {
         if switch(&environment, ENCRYPT)? { self.encrypting() } else { Ok(self) }
     }
@@ -483,7 +492,7 @@ fn secret(read: &dyn Fn(&str) -> Option<String>) -> Result<Option<Secret>> {
         (None, Some(path)) => Secret::from_file(path).map(Some),
         (Some(_), Some(_)) => Err(Error::config(
             "COLLECTIVES_SECRET and COLLECTIVES_SECRET_FILE",
-            "both are set; set only one of them, the same on every rank",
+            "both are set; set only one of them, with the same secret on every rank",
         )),
         // Bytes that are not UTF-8 have been replaced with one character, so several secrets would be equal.
         (Some(text), None) if text.contains(char::REPLACEMENT_CHARACTER) => {

@@ -67,13 +67,16 @@ fn limit(error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::EMFILE) => {
             format!(
-                " (the limit of this process is {}: RLIMIT_NOFILE; raise it with `ulimit -n`)",
+                " (RLIMIT_NOFILE, the limit of this process, is {}; raise it with `ulimit -n`)",
                 current(rustix::process::Resource::Nofile)
             )
         }
-        Some(libc::ENFILE) => " (the system's limit, fs.file-max)".to_owned(),
+        Some(libc::ENFILE) => " (the system has reached its limit, fs.file-max)".to_owned(),
         Some(libc::EFBIG) => {
-            format!(" (files may have {} B: RLIMIT_FSIZE; raise it with `ulimit -f`)", current(rustix::process::Resource::Fsize))
+            format!(
+                " (RLIMIT_FSIZE, the limit on the size of a file, is {} B; raise it with `ulimit -f`)",
+                current(rustix::process::Resource::Fsize)
+            )
         }
         _ => String::new(),
     }
@@ -89,10 +92,10 @@ fn list_meanwhile(meanwhile: &[String]) -> String {
 
 /// Any error of the crate, with the operation that failed.
 ///
-/// Prefer the predicates, such as [`Error::is_timeout`], to matching on variants: the predicates keep working when
-/// variants are added. The documentation of each variant says whether the communicator stays usable. If the
+/// Prefer the predicates, such as [`Error::is_timeout`], to matching on variants, because the predicates keep working
+/// when variants are added. The documentation of each variant says whether the communicator stays usable. If the
 /// communicator has ended, later calls return [`Poisoned`](Self::Poisoned), and [`shrink`](crate::Communicator::shrink)
-/// makes a new communicator of the remaining ranks.
+/// can make a new communicator of the remaining ranks.
 ///
 /// ```
 /// # use collectives::{Communicator, ReduceOp};
@@ -107,8 +110,8 @@ fn list_meanwhile(meanwhile: &[String]) -> String {
 /// # Ok::<(), collectives::Error>(())
 /// ```
 /// Both `{}` and `{:?}` print an error as a sentence, so that `fn main() -> collectives::Result<()>` and `unwrap` give
-/// readable output. The sentence is complete: an error has no [`source`](std::error::Error::source), so code that
-/// prints chains of errors prints nothing twice. The cause is in the error's fields.
+/// readable output. The sentence includes the cause, which is also in the error's fields. An error has no
+/// [`source`](std::error::Error::source), so code that prints a chain of errors does not print the cause twice.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -121,9 +124,9 @@ pub enum Error {
         /// What is wrong, with the offending values.
         reason: String,
     },
-    /// A [custom op](crate::CustomOp) panicked on this rank, which ended the communicator. The other ranks see this
+    /// A [custom op](crate::CustomOp) panicked on this rank. The panic ended the communicator. The other ranks see this
     /// rank as lost.
-    #[error("{call}: a custom op panicked, so the communicator is ended; the message of the panic is on standard error")]
+    #[error("{call}: a custom op panicked, so the communicator has ended; the message of the panic is on standard error")]
     OpPanicked {
         /// The name of the method that was called.
         call: &'static str,
@@ -140,8 +143,8 @@ pub enum Error {
         /// The name of the method that was called.
         call: &'static str,
     },
-    /// A URL, variable, option or flag cannot be understood, or does not fit this host. If the error occurs during a
-    /// start, no communicator is made.
+    /// A URL, variable, option or flag cannot be understood, or does not fit this host. If a start fails with this
+    /// error, no communicator is made.
     #[error("{what}: {reason}")]
     Config {
         /// The offending part, quoted.
@@ -157,12 +160,12 @@ pub enum Error {
         /// Why it cannot be done, and what to use instead.
         reason: String,
     },
-    /// Two ranks made different calls, or the two ends of a message on devices differ. No buffer of a collective was
-    /// touched.
+    /// Two ranks made different calls, or the two ends of a message on devices do not match. If the calls were
+    /// collectives, no buffer was touched.
     ///
-    /// A mismatch in host memory ends the communicator, except in [`alloc`](crate::Communicator::alloc). On devices, a
-    /// mismatch of collectives leaves the communicator usable. A mismatch of device messages, or a mismatch in a group
-    /// of several communicators, ends the communicator.
+    /// A mismatch of calls on host memory ends the communicator, except in [`alloc`](crate::Communicator::alloc). On
+    /// devices, a mismatch of collectives leaves the communicator usable. A mismatch of device messages, or a mismatch
+    /// in a group of several communicators, ends the communicator.
     #[error("rank {} called {first_call}, but rank {} called {second_call}", first.rank, second.rank)]
     Mismatch {
         /// One of the two ranks.
@@ -204,12 +207,15 @@ pub enum Error {
         /// two communicators in different orders wait for each other.
         meanwhile: Vec<String>,
     },
-    /// A peer is lost: it closed or dropped its communicator early, its process ended, its connection broke, or its
-    /// host no longer answers. The reason says which.
+    /// A peer is lost. The field `reason` says which of these is the case:
+    /// - the peer closed or dropped its communicator early,
+    /// - the peer's process ended,
+    /// - the connection to the peer broke,
+    /// - the peer's host no longer answers.
     ///
-    /// A loss in a collective or in a message on devices ends the communicator. After a loss in a message in host
-    /// memory, a `monitored_barrier` or a `tagged_barrier`, messages between the other ranks still work, but collectives
-    /// fail.
+    /// A loss in a collective or in a message on devices ends the communicator. If the loss occurs in a message in host
+    /// memory, in a `monitored_barrier` or in a `tagged_barrier`, then messages between the other ranks still work, but
+    /// collectives fail.
     #[error("{doing}: lost {peer} after {:.3} s: {reason}", elapsed.as_secs_f64())]
     PeerLost {
         /// The call or operation.
@@ -222,14 +228,18 @@ pub enum Error {
         reason: String,
     },
     /// The communicator was closed before. It stays closed.
-    #[error("{call}: this communicator has been closed; make another one, or close it after its last call")]
+    #[error("{call}: this communicator has been closed; make another communicator, or close this one after its last call")]
     Closed {
         /// The call that was refused.
         call: String,
     },
-    /// The job's ranks contradict each other: two processes with one rank, different world sizes or settings, or
-    /// different lists in [`subgroup`](crate::Communicator::subgroup). If the error occurs during a start, no
-    /// communicator is made. If the error occurs after the start, the communicator stays usable.
+    /// The job's ranks contradict each other in one of these ways:
+    /// - two processes have the same rank,
+    /// - ranks have different world sizes or settings,
+    /// - ranks pass different lists to [`subgroup`](crate::Communicator::subgroup).
+    ///
+    /// If a start fails with this error, no communicator is made. If the error occurs after the start, the communicator
+    /// stays usable.
     #[error("the ranks of this job cannot form a communicator: {reason}")]
     Conflict {
         /// Which ranks contradict each other, and how.
@@ -263,8 +273,8 @@ pub enum Error {
         by: Peer,
     },
     /// A peer or server sent bytes that cannot be understood. If the bytes are an object of an unexpected type, the
-    /// communicator stays usable. Bytes that are not a message end the communicator. If the error occurs during a
-    /// start, no communicator is made.
+    /// communicator stays usable. Bytes that are not a message end the communicator. If a start fails with this error,
+    /// no communicator is made.
     #[error("{with} sent data that cannot be understood: {reason}")]
     Protocol {
         /// The sender.
@@ -272,8 +282,8 @@ pub enum Error {
         /// What was wrong, with the offending value.
         reason: String,
     },
-    /// One end of a connection has the job's secret, and the other has none or a different one. If the error occurs
-    /// during a start, no communicator is made.
+    /// One end of a connection has the job's secret, and the other has none or a different one. If a start fails with
+    /// this error, no communicator is made.
     #[error("{with}: no proof of the job's secret: {reason}")]
     Unauthorized {
         /// The other end.
@@ -289,7 +299,8 @@ pub enum Error {
         /// Why there is no device backend, and what to do about it.
         reason: String,
     },
-    /// NCCL refused or failed an operation. The communicator may have ended; then the next call returns `Poisoned`.
+    /// NCCL refused an operation, or the operation failed. If this error ended the communicator, the next call returns
+    /// `Poisoned`.
     #[error("{doing}: NCCL returned {code} ({name}): {text}")]
     Nccl {
         /// The operation.
@@ -301,8 +312,8 @@ pub enum Error {
         /// The text that NCCL gives for the code.
         text: String,
     },
-    /// The CUDA driver refused or failed an operation. The communicator may have ended; then the next call returns
-    /// `Poisoned`.
+    /// The CUDA driver refused an operation, or the operation failed. If this error ended the communicator, the next
+    /// call returns `Poisoned`.
     #[error("{doing}: the CUDA driver returned {code}: {text}")]
     Cuda {
         /// The operation.
@@ -312,13 +323,13 @@ pub enum Error {
         /// The text that the driver gives for the code.
         text: String,
     },
-    /// The operating system refused an operation. The communicator may have ended; then the next call returns
+    /// The operating system refused an operation. If this error ended the communicator, the next call returns
     /// `Poisoned`.
     #[error("{doing}: {error}{}", limit(error))]
     Io {
         /// The operation and its object.
         doing: String,
-        /// The system's own error. The printed sentence contains its text, so this is not also the
+        /// The system's own error. The printed sentence contains the text of this error, so this error is not also the
         /// [`source`](std::error::Error::source).
         error: Arc<io::Error>,
     },
@@ -384,7 +395,7 @@ impl Error {
 
     /// Returns the call or operation that failed or was refused, in words. For a [`Poisoned`](Self::Poisoned) error,
     /// returns the call that was refused, not the call that ended the communicator. Returns `None` for `Config`,
-    /// `Conflict`, `Mismatch`, `Protocol` and `Unauthorized`. A `Mismatch` has two calls, in its own fields.
+    /// `Conflict`, `Mismatch`, `Protocol` and `Unauthorized`. The fields of a `Mismatch` contain its two calls.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -424,8 +435,9 @@ impl Error {
     /// - for `Timeout`, the first of the missing ranks,
     /// - for `Mismatch`, the second of the two ranks that made different calls.
     ///
-    /// The rank can be this rank itself for `Aborted` and `Mismatch`. For a [`Poisoned`](Self::Poisoned) error, returns
-    /// the rank that the cause is about. For all other errors, and for a `Timeout` without missing ranks, returns `None`.
+    /// For `Aborted` and `Mismatch`, this rank itself can be the result. For a [`Poisoned`](Self::Poisoned) error,
+    /// returns the rank that the cause is about. For all other errors, and for a `Timeout` without missing ranks,
+    /// returns `None`.
     #[must_use]
     pub fn peer(&self) -> Option<&Peer> {
         match self.root() {
@@ -438,7 +450,7 @@ impl Error {
     }
 
     /// Returns how long the call had been running, if known. For a [`Poisoned`](Self::Poisoned) error, returns how long
-    /// the call that caused it had been running.
+    /// the call that ended the communicator had been running.
     #[must_use]
     pub fn elapsed(&self) -> Option<Duration> {
         match self.root() {
@@ -461,7 +473,7 @@ impl Error {
         matches!(self.root(), Self::PeerLost { .. })
     }
 
-    /// Returns whether two ranks made different calls, or the ends of a message do not match. For a
+    /// Returns whether two ranks made different calls, or whether the two ends of a message do not match. For a
     /// [`Poisoned`](Self::Poisoned) error, returns whether such a difference is the cause.
     #[must_use]
     pub fn is_mismatch(&self) -> bool {
@@ -475,7 +487,7 @@ impl Error {
         matches!(self.root(), Self::Unauthorized { .. })
     }
 
-    /// Returns whether the call is not supported at all.
+    /// Returns whether the call was refused because it is not supported.
     #[must_use]
     pub fn is_unsupported(&self) -> bool {
         matches!(self, Self::Unsupported { .. })

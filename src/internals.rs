@@ -27,10 +27,10 @@ use crate::host::net::mesh::Mesh;
 use crate::host::reduce::Kernel as Inner;
 use crate::host::shm::{CallContext, Channel, Group};
 
-/// The largest number of inputs of a fold here, in addition to its destination.
+/// The largest number of inputs of a [`Kernel`]. The destination is not counted.
 pub const MOST_INPUTS: usize = 16;
 
-/// Returns the instruction sets that this processor has, from the smallest.
+/// Returns the instruction sets that this processor has, the smallest first.
 pub fn levels() -> Vec<&'static str> {
     Inner::levels().collect()
 }
@@ -43,7 +43,8 @@ pub struct Kernel<T: Element> {
 }
 
 impl<T: Element> Kernel<T> {
-    /// Creates the kernel for the instruction set `level`, or for the best one if [`levels`] does not contain `level`.
+    /// Creates the kernel for the instruction set `level`, or for the best instruction set if [`levels`] does not
+    /// contain `level`.
     ///
     /// # Errors
     ///
@@ -269,7 +270,7 @@ impl Mailboxes {
         })
     }
 
-    /// Does one step, which every rank must do: publishes a call, waits for all ranks, and compares their calls.
+    /// Does one step: publishes a call, waits for all ranks, and compares their calls. Every rank must do the step.
     ///
     /// # Errors
     ///
@@ -316,8 +317,8 @@ impl fmt::Debug for Mailboxes {
     }
 }
 
-/// Functions that the fuzz targets call with arbitrary bytes. They panic if a property does not hold, and are defined
-/// next to the code that they test.
+/// Functions that the fuzz targets call with arbitrary bytes. A function panics if a property does not hold. Each
+/// function is defined next to the code that it tests.
 pub mod fuzz {
     #[cfg(feature = "encryption")]
     pub use crate::authentication::fuzz::{handshake, records};

@@ -29,7 +29,8 @@
 //!
 //! A [`Communicator`] is one rank's handle to a set of ranks that make calls together. Create it from a launcher's
 //! variables, from a URL or from your own store ([`Communicator::builder`]), or with [`Communicator::local`] for the
-//! threads of one process. Ranks of one host communicate over shared memory, ranks of different hosts over TCP.
+//! threads of one process. Ranks of one host communicate over shared memory, and ranks of different hosts communicate
+//! over TCP.
 //!
 //! The guide explains the concepts, failures and performance. The guide is the mdBook in the folder `docs/` of the
 //! repository: read `docs/src/SUMMARY.md`, or run `mdbook build docs`.
@@ -37,20 +38,21 @@
 //! - Collectives are methods of [`Communicator`]. They reduce with a [`ReduceOp`] or a [`CustomOp`]. They take any
 //!   [`Buffer`]: a slice, a vector, an array or a single element. The elements are of any [`Element`] or plain [`Data`]
 //!   type.
-//! - Calls started with `start_*` are *background calls*: they return at once, and give their buffers back through a
-//!   [`Work`].
-//! - With a GPU attached (`Builder::device`), the same methods take device buffers, including cudarc's slices. These
-//!   calls are queued on a stream (`Communicator::with_stream` chooses one) and use NCCL and this crate's own kernels.
-//!   [`nccl`] is the device interface without the host backend. [`interop`] lets calls use memory of other crates.
-//! - [`store`] has the stores and their trait. [`flight`] has the records of the last calls.
+//! - Methods with a name that begins with `start_` start *background calls*. Such a method returns before the call has
+//!   ended. It returns a [`Work`], which gives the buffers back at the end of the call.
+//! - If the communicator has a GPU (`Builder::device`), the same methods also take device buffers, including cudarc's
+//!   slices. These calls are queued on a stream (`Communicator::with_stream` chooses one) and use NCCL and this crate's
+//!   own kernels. [`nccl`] is the device interface without the host backend. [`interop`] lets calls use memory of other
+//!   crates.
+//! - [`store`] contains the stores and their trait. [`flight`] contains the records of the last calls.
 //! - All errors have one type, [`Error`], which gives the operation, the peers involved, and the time the operation
 //!   took.
-//! - Calls are reported to `tracing`, to counters, to trace files and to NVIDIA's profilers: [`observe`].
+//! - Calls are reported to `tracing`, to counters, to trace files and to NVIDIA's profilers. See [`observe`].
 //!
 //! # Features
 //!
-//! - `cuda` (on by default): devices (experimental). Nothing is linked; the driver and NCCL are loaded when they are
-//!   first needed.
+//! - `cuda` (on by default): devices (experimental). The crate does not link to the driver or to NCCL. It loads them
+//!   when they are first needed.
 //! - `serde`: collectives and messages on any serialisable value.
 //! - `float8`: the element types of the crate `float8`.
 //! - `encryption`: encrypted TCP connections ([`Config::encrypt`]).

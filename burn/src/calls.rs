@@ -47,7 +47,7 @@ pub fn all_reduce<const D: usize, K: Basic>(comm: &Communicator, tensor: Tensor<
     changed("all_reduce", tensor, &Change::AllReduce(comm, op))
 }
 
-/// Returns the root's tensor on all ranks. Every rank passes a tensor of the same type and shape.
+/// Returns the root's tensor on all ranks. Every rank must pass a tensor of the same type and shape.
 ///
 /// # Errors
 ///

@@ -57,7 +57,7 @@ impl DataParallel {
     ///
     /// Fails in these cases:
     ///
-    /// - The parameters in the ranks' modules differ in name, shape or type. The error says where they differ.
+    /// - The parameters in the ranks' modules differ in name, shape or type. The error names the first difference.
     /// - A parameter is not `f32`, `f64`, `f16` or `bf16`.
     /// - [`Communicator::broadcast`] fails.
     pub fn new<M: Module>(comm: &Communicator, module: M) -> Result<(Self, M)> {
@@ -79,9 +79,9 @@ impl DataParallel {
         Ok((Self { buckets, numbers }, broadcast_parameters(comm, module, 0)?))
     }
 
-    /// Replaces this rank's gradients with the mean of all ranks' gradients. Call it between the backward pass and the
-    /// optimiser's step. To add up the gradients of several backward passes, use burn's `GradientsAccumulator` first.
-    /// [`Options::missing`] determines how a parameter without a gradient counts. Collective.
+    /// Replaces this rank's gradients with the mean of all ranks' gradients. Call this method between the backward pass
+    /// and the optimiser's step. To add up the gradients of several backward passes, use burn's `GradientsAccumulator`
+    /// first. [`Options::missing`] determines how a parameter without a gradient counts. Collective.
     ///
     /// If a gradient is not in host memory, it is copied to the host, and its mean is copied back.
     ///
@@ -169,9 +169,9 @@ where
     Ok(Tensor::from_data(TensorData::new(elements, parameter.dims()), (&device, dtype)))
 }
 
-/// Returns the module with the root's parameters on every rank, whether they have a gradient or not. Collective: makes
-/// one call for each parameter. The modules must have the same structure on all ranks. [`DataParallel::new`] compares
-/// the parameters that have a gradient before it calls this function.
+/// Copies the root's parameters to every rank, and returns the module with these parameters. Parameters without a
+/// gradient are copied too. Collective: makes one call for each parameter. The modules must have the same structure on
+/// all ranks. [`DataParallel::new`] compares the parameters that have a gradient before it calls this function.
 ///
 /// # Errors
 ///

@@ -23,9 +23,9 @@
 //! get an error that names both calls. The calls support `f64`, `f32`, `f16`, `bf16` and the integer types. Quantised
 //! types and `bool` are not supported. Convert `bool` tensors with `int`.
 //!
-//! A tensor is moved to the host as [`TensorData`](burn::tensor::TensorData), reduced there, and moved back. If the
-//! backend computes on the host and no other tensor shares the memory, nothing is copied. A tensor on a GPU is copied
-//! twice: to the host and back.
+//! A call moves the tensor to the host as [`TensorData`](burn::tensor::TensorData), computes there, and moves the
+//! result back. If the backend computes on the host and no other tensor shares the memory, nothing is copied. A tensor
+//! on a GPU is copied twice: to the host and back.
 
 #![deny(missing_docs)]
 

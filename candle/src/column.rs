@@ -14,7 +14,7 @@ use crate::share::{expect, part_of, shard, share};
 /// becomes an output of shape `[.., outputs / ranks]`.
 ///
 /// Several layers with the same input can share one matrix ([`load_multi`](Self::load_multi),
-/// [`load_qkv`](Self::load_qkv)), so one multiplication computes them all.
+/// [`load_qkv`](Self::load_qkv)), so one multiplication computes the outputs of all these layers.
 #[derive(Debug, Clone)]
 pub struct ColumnParallelLinear {
     comm: Communicator,
@@ -26,8 +26,8 @@ pub struct ColumnParallelLinear {
 }
 
 impl ColumnParallelLinear {
-    /// Creates the layer from this rank's weight, of shape `[outputs / ranks, inputs]`, and bias, of shape `[outputs /
-    /// ranks]`. Weight and bias may be variables.
+    /// Creates the layer from this rank's weight and bias. The weight has the shape `[outputs / ranks, inputs]`, and
+    /// the bias has the shape `[outputs / ranks]`. Weight and bias may be variables.
     ///
     /// # Errors
     ///
@@ -105,12 +105,12 @@ impl ColumnParallelLinear {
     }
 
     /// Reads this rank's heads of the queries, keys and values of an attention layer into one matrix. `names` gives the
-    /// names of queries, keys and values in the files. [`forward_parts`](Self::forward_parts) returns queries, keys and
-    /// values separately.
+    /// names of the query layer, the key layer and the value layer in the files. [`forward_parts`](Self::forward_parts)
+    /// returns queries, keys and values separately.
     ///
     /// Keys and values may have fewer heads than queries. If there are more ranks than heads of keys and values,
-    /// several ranks have the same head. The queries of all these ranks use it. [`AttentionHeads::of_rank`] returns how
-    /// many heads a rank has.
+    /// several ranks have the same head. The queries of all these ranks use this head. [`AttentionHeads::of_rank`]
+    /// returns how many heads a rank has.
     ///
     /// # Errors
     ///
@@ -162,16 +162,17 @@ impl ColumnParallelLinear {
 
     /// Makes the layer take this rank's part of the input along a dimension, as a
     /// [sequence-parallel](crate::RowParallelLinear::sequence_parallel) layer returns it. An [`all_gather`] in the
-    /// forward pass and a [`reduce_scatter`](crate::reduce_scatter) in the backward pass replace the all-reduce.
+    /// forward pass and a [`reduce_scatter`](crate::reduce_scatter) in the backward pass replace the all-reduce of the
+    /// backward pass.
     #[must_use]
     pub fn sequence_parallel(mut self, dimension: usize) -> Self {
         self.sequence = Some(dimension);
         self
     }
 
-    /// Returns the outputs of the layers in the matrix, in order. Each output has the shape `[.., outputs / ranks]`, or
-    /// `[.., outputs]` after a call of [`gathering`](Self::gathering). If the matrix has a single layer, its output is
-    /// the same as the output of [`forward`](Module::forward).
+    /// Returns the outputs of the layers in the matrix, in the order of the layers. Each output has the shape `[..,
+    /// outputs / ranks]`, or `[.., outputs]` after a call of [`gathering`](Self::gathering). If the matrix has a single
+    /// layer, its output is the same as the output of [`forward`](Module::forward).
     ///
     /// # Errors
     ///

@@ -40,13 +40,16 @@ impl DataParallel {
     /// Copies the values of rank 0's variables to all ranks, and creates the buckets, which take as much memory as the
     /// gradients. Collective.
     ///
-    /// Variables must be contiguous and have the type `f32`, `f64`, `f16` or `bf16`. Either all of them must be in host
-    /// memory, or all on the communicator's device.
+    /// Variables must be contiguous and have the type `f32`, `f64`, `f16` or `bf16`. All variables must be in host
+    /// memory, or all must be on the communicator's device.
     ///
     /// # Errors
     ///
-    /// Fails if the variables do not meet these requirements or differ between ranks, or if [`Communicator::broadcast`]
-    /// fails.
+    /// Fails in these cases:
+    ///
+    /// - The variables do not meet these requirements.
+    /// - The ranks' variables differ in number, shape or type.
+    /// - [`Communicator::broadcast`] fails.
     pub fn new(comm: &Communicator, variables: Vec<Var>) -> Result<Self> {
         Self::with_options(comm, variables, Options::default())
     }
@@ -72,8 +75,9 @@ impl DataParallel {
     }
 
     /// Adds the gradient of a variable. `variable` is the variable's index in the list that was passed to
-    /// [`new`](Self::new). The gradient is copied, and reduced in the background as soon as its bucket is full. If a
-    /// model is differentiated layer by layer, averaging runs while the gradients of earlier layers are computed.
+    /// [`new`](Self::new). The call copies the gradient. As soon as the gradient's bucket is full, the bucket is
+    /// reduced in the background. If a model is differentiated layer by layer, averaging runs while the gradients of
+    /// earlier layers are computed.
     ///
     /// # Errors
     ///
@@ -95,7 +99,7 @@ impl DataParallel {
     }
 
     /// Replaces each variable's gradient with its mean over all ranks. Calls [`ready`](Self::ready) for each variable,
-    /// the last one first, and then [`finish`](Self::finish). Collective.
+    /// from the last variable to the first, and then [`finish`](Self::finish). Collective.
     ///
     /// # Errors
     ///

@@ -23,8 +23,8 @@ pub struct VocabParallelEmbedding {
 }
 
 impl VocabParallelEmbedding {
-    /// Creates the embedding from this rank's rows, `[vocabulary / ranks, width]`. Every rank has the same number of
-    /// rows. The weight may be a variable.
+    /// Creates the embedding from this rank's rows, a tensor of shape `[vocabulary / ranks, width]`. Every rank must
+    /// have the same number of rows. The weight may be a variable.
     ///
     /// # Errors
     ///
@@ -34,7 +34,7 @@ impl VocabParallelEmbedding {
         Ok(Self { comm: comm.clone(), weight, sequence: None })
     }
 
-    /// Creates the embedding from this rank's part of a whole embedding, `[vocabulary, width]`.
+    /// Creates the embedding from this rank's part of a whole embedding, which has the shape `[vocabulary, width]`.
     ///
     /// # Errors
     ///
@@ -43,7 +43,7 @@ impl VocabParallelEmbedding {
         Self::new(comm, part_of(comm, "rows", whole, 0)?)
     }
 
-    /// Reads this rank's part of `weight` from files that contain the whole tensors.
+    /// Reads this rank's part of the tensor `weight` from files that contain the whole tensor.
     ///
     /// # Errors
     ///
@@ -57,8 +57,8 @@ impl VocabParallelEmbedding {
 
     /// Gives each rank its part of the output along a dimension, as a
     /// [sequence-parallel](crate::RowParallelLinear::sequence_parallel) layer does. A [`reduce_scatter`] in the forward
-    /// pass and an [`all_gather`](crate::all_gather) in the backward pass replace the all-reduce. Every rank still
-    /// passes all ids.
+    /// pass and an [`all_gather`](crate::all_gather) in the backward pass replace the all-reduce of the forward pass.
+    /// Every rank must still pass all ids.
     #[must_use]
     pub fn sequence_parallel(mut self, dimension: usize) -> Self {
         self.sequence = Some(dimension);

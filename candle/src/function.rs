@@ -130,8 +130,8 @@ impl CustomOp1 for Function {
 }
 
 /// Reduces a tensor over all ranks, and returns the result as a new tensor. With `Sum` and `Avg` the call is
-/// differentiable. The backward pass makes the same call on the gradient. The result is the gradient of the sum of all
-/// ranks' losses.
+/// differentiable. The backward pass makes the same call on the gradient. The backward pass thus returns the gradient
+/// of the sum of all ranks' losses.
 ///
 /// # Errors
 ///
@@ -141,8 +141,8 @@ pub fn all_reduce(comm: &Communicator, tensor: &Tensor, op: ReduceOp) -> Result<
     Function { comm: comm.clone(), forward: Step::AllReduce(op), backward }.apply(tensor, 0)
 }
 
-/// Returns the root's tensor on all ranks. Every rank passes a tensor of the same type and shape. The gradient is the
-/// sum of all ranks' gradients on the root, and zero on other ranks.
+/// Returns the root's tensor on all ranks. Every rank must pass a tensor of the same type and shape. On the root, the
+/// gradient is the sum of all ranks' gradients. On other ranks, the gradient is zero.
 ///
 /// # Errors
 ///

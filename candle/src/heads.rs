@@ -4,8 +4,9 @@ use candle_core::Result;
 use candle_nn::var_builder::Shard;
 use collectives::Communicator;
 
-/// The numbers of heads of an attention layer, and their width. Keys and values may have fewer heads than queries. Each
-/// head of the keys and values is then shared by the same number of consecutive query heads.
+/// The numbers of heads of an attention layer, and the width of each head. Keys and values may have fewer heads than
+/// queries. Then several consecutive query heads share a head of the keys and values. Each head of the keys and values
+/// has the same number of query heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttentionHeads {
     /// The number of heads of the queries.
@@ -18,8 +19,8 @@ pub struct AttentionHeads {
 
 impl AttentionHeads {
     /// Returns how many heads each rank has: an equal share of the query heads, and the heads of keys and values that
-    /// these query heads use. If there are fewer heads of keys and values than ranks, each rank has one head of each,
-    /// and several ranks have the same heads.
+    /// these query heads use. If there are fewer heads of keys and values than ranks, each rank has one head of the
+    /// keys and one of the values, and several ranks have the same heads.
     ///
     /// ```
     /// use collectives::Communicator;

@@ -131,8 +131,9 @@ pub fn reduce_scatter_in_place(comm: &Communicator, tensor: &Tensor, op: ReduceO
     on_parts(comm, tensor, Call::ReduceScatter(op))
 }
 
-/// Exchanges parts of a contiguous tensor of shape `[ranks × d, ..]`, in its own memory. The n-th part goes to rank n,
-/// and is replaced with the part that rank n sent to this rank. No gradient flows through this call.
+/// Exchanges parts of a contiguous tensor of shape `[ranks × d, ..]` between all ranks, in the tensor's own memory.
+/// This rank sends the n-th part to rank n, and replaces it with the part that rank n sent to this rank. No gradient
+/// flows through this call.
 ///
 /// # Errors
 ///

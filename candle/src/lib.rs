@@ -5,10 +5,10 @@
 //!   variant that writes to the tensor itself, such as [`all_reduce_in_place`].
 //! - [`copy_to_ranks`], [`reduce_from_ranks`], [`gather_from_ranks`] and [`scatter_to_ranks`] begin and end a part of a
 //!   model that is split over ranks, as in Megatron. Outside this part, every rank computes the same values.
-//! - [`ColumnParallelLinear`], [`RowParallelLinear`], [`VocabParallelEmbedding`] and [`vocab_parallel_cross_entropy`]
-//!   are layers and a loss that are built from these operations. Each rank reads only its share of the weights from
-//!   safetensors files. Layers with the same input, such as queries, keys and values, can share one matrix.
-//!   [`AttentionHeads`] computes how many heads a rank has.
+//! - [`ColumnParallelLinear`], [`RowParallelLinear`] and [`VocabParallelEmbedding`] are layers for such a split part.
+//!   [`vocab_parallel_cross_entropy`] computes the loss of logits that are split over the ranks. Each rank reads only
+//!   its share of the weights from safetensors files. Layers with the same input, such as queries, keys and values, can
+//!   share one matrix. [`AttentionHeads`] computes how many heads a rank has.
 //! - [`DataParallel`] averages the gradients of a backward pass.
 //!
 //! ```
@@ -29,14 +29,14 @@
 //! # Ok::<(), collectives::Error>(())
 //! ```
 //!
-//! All ranks must make the same calls, with the same types and shapes, in the same order. This includes backward
-//! passes, which make calls too. If calls differ, all ranks get an error that names both calls. This error is wrapped
-//! in an error of candle.
+//! All ranks must make the same calls, with the same types and shapes, in the same order. Backward passes make calls
+//! too, so all ranks must also run the same backward passes in the same order. If calls differ, all ranks get an error
+//! that names both calls. candle's error type wraps this error.
 //!
 //! All types that candle computes with are supported: `u8`, `u32`, `i16`, `i32`, `i64`, `bf16`, `f16`, `f32`, `f64` and
 //! `F8E4M3`. A tensor that is not contiguous is copied first.
 //!
-//! On GPUs (feature `cuda`) calls run on the communicator's device backend; see [`device_of`].
+//! On GPUs (feature `cuda`), calls run on the communicator's device backend. See [`device_of`].
 
 mod column;
 #[cfg(feature = "cuda")]
@@ -65,8 +65,8 @@ pub use loss::vocab_parallel_cross_entropy;
 pub use regions::{copy_to_ranks, gather_from_ranks, reduce_from_ranks, scatter_to_ranks};
 pub use row::RowParallelLinear;
 
-/// Returns the device for this rank's tensors: the communicator's GPU if it has one, or the CPU if it has none. On a
-/// GPU, tensors have a stream of their own. cudarc orders the work on that stream relative to the work on the
+/// Returns the device for this rank's tensors: the communicator's GPU, or the CPU if the communicator has no GPU. On a
+/// GPU, work on tensors runs on a separate stream. cudarc orders the work on this stream relative to the work on the
 /// communicator's stream.
 ///
 /// # Errors

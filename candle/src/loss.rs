@@ -8,16 +8,16 @@ use crate::function::all_reduce;
 use crate::regions::reduce_from_ranks;
 
 /// Returns the mean cross-entropy of logits that are split over the ranks along the last dimension. Each rank passes
-/// logits of shape `[rows, vocabulary / ranks]`. The targets have the shape `[rows]`. Both the targets and the loss are
-/// the same on every rank. No rank ever holds a whole row of logits.
+/// logits of shape `[rows, vocabulary / ranks]`. The targets have the shape `[rows]`. The targets must be the same on
+/// every rank, and every rank gets the same loss. No rank ever has a whole row of logits in memory.
 ///
-/// Logits may be `-inf`, for example for padding. If logits are `f16` or `bf16`, the function makes an `f32` copy,
-/// because sums over a vocabulary would stop growing in these types. The loss is then `f32`, and the gradient has the
-/// type of the logits.
+/// Logits may be `-inf`, for example for padding. If logits are `f16` or `bf16`, the function makes an `f32` copy of
+/// the logits, because a sum over a vocabulary would stop growing in `f16` or `bf16`. The loss is then `f32`, and the
+/// gradient has the type of the logits.
 ///
 /// # Cost
 ///
-/// The forward pass makes three all-reduces of `rows` numbers. The backward pass makes none.
+/// The forward pass makes three all-reduces, each of `rows` numbers. The backward pass makes no call.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};

@@ -13,8 +13,8 @@ pub(crate) fn extent(layout: &Layout) -> Result<(usize, usize)> {
 
 /// An operation that computes new elements from existing ones, of any type and in any memory.
 pub(crate) trait Compute {
-    /// Returns the index of the first of the `len` elements to copy if the operation is a local copy, and `None`
-    /// otherwise.
+    /// If the operation only copies `len` elements on this rank, returns the index of the first of them. Otherwise
+    /// returns `None`.
     fn copied_from(&self, len: usize) -> Option<usize>;
 
     /// Fills a destination that contains zeros at first.

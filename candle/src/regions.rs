@@ -46,7 +46,7 @@ pub fn gather_from_ranks(comm: &Communicator, tensor: &Tensor, dimension: usize)
 }
 
 /// Begins a split part of a model, and returns this rank's part of a tensor along a dimension. The backward pass
-/// gathers the gradients.
+/// gathers all ranks' gradients.
 ///
 /// # Errors
 ///

@@ -20,8 +20,9 @@ pub struct RowParallelLinear {
 }
 
 impl RowParallelLinear {
-    /// Creates the layer from this rank's weight, of shape `[outputs, inputs / ranks]`, and the whole bias, of shape
-    /// `[outputs]`. The bias must be the same on every rank. Weight and bias may be variables.
+    /// Creates the layer from this rank's weight and the whole bias. The weight has the shape `[outputs, inputs /
+    /// ranks]`, and the bias has the shape `[outputs]`. The bias must be the same on every rank. Weight and bias may be
+    /// variables.
     ///
     /// # Errors
     ///
@@ -56,11 +57,11 @@ impl RowParallelLinear {
     }
 
     /// Gives each rank its part of the output along a dimension. A [`reduce_scatter`] in the forward pass and an
-    /// [`all_gather`](crate::all_gather) in the backward pass replace the all-reduce.
+    /// [`all_gather`](crate::all_gather) in the backward pass replace the all-reduce of the forward pass.
     ///
     /// The layers up to the next [column-parallel](crate::ColumnParallelLinear::sequence_parallel) layer then work on
-    /// parts. If these layers have weights that are the same on all ranks, such as the weights of a normalisation
-    /// layer, pass the weights through [`copy_to_ranks`].
+    /// this rank's part. If these layers have weights that are the same on all ranks, such as the weights of a
+    /// normalisation layer, pass these weights through [`copy_to_ranks`].
     #[must_use]
     pub fn sequence_parallel(mut self, dimension: usize) -> Self {
         self.sequence = Some(dimension);

@@ -282,11 +282,11 @@ pub(crate) enum RankKind {
 /// The kind of memory for buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Backend {
-    /// In device memory if there is a device, else in host memory
+    /// Buffers in device memory if there is a device, else in host memory
     Auto,
-    /// In host memory
+    /// Buffers in host memory
     Host,
-    /// In device memory
+    /// Buffers in device memory
     Device,
 }
 

@@ -157,7 +157,7 @@ impl Collective {
     pub(crate) fn check_ranks(self, ranks: usize) -> Result<(), String> {
         match self {
             Collective::Hypercube if !ranks.is_power_of_two() => {
-                Err(format!("hypercube: the number of ranks must be a power of two, and there are {ranks}"))
+                Err(format!("hypercube: the number of ranks must be a power of two, but is {ranks}"))
             }
             _ => Ok(()),
         }

@@ -25,7 +25,7 @@ pub(crate) fn refuse(arguments: &Arguments, environment: &Environment, asks_for_
     }
     if arguments.explain && arguments.device.register != 0 {
         return Err(Failure::unsupported(format!(
-            "--explain -R {}: predictions are for calls on ordinary buffers only; leave out -R",
+            "--explain -R {}: predictions exist only for calls on ordinary buffers; leave out -R",
             arguments.device.register
         )));
     }
@@ -44,7 +44,9 @@ pub(crate) fn refuse(arguments: &Arguments, environment: &Environment, asks_for_
     }
     let ranks = usize::from(arguments.threads.unwrap_or(1)) * usize::from(arguments.ranks_here.unwrap_or(1));
     if ranks > MOST_RANKS {
-        return Err(Failure::usage(format!("-t times -g: {ranks} ranks in one process; at most {MOST_RANKS} are possible")));
+        return Err(Failure::usage(format!(
+            "-t and -g: their product is {ranks} ranks in one process, but at most {MOST_RANKS} are possible"
+        )));
     }
     if let (Some(subset), Some(_)) = (environment.subset, arguments.cell_ms) {
         return Err(Failure::usage(format!(
@@ -57,7 +59,9 @@ pub(crate) fn refuse(arguments: &Arguments, environment: &Environment, asks_for_
         )));
     }
     if arguments.trace.is_some() && arguments.cycles == 0 {
-        return Err(Failure::usage("--trace -N 0: the trace is written after the last cycle, and -N 0 never ends; give another number"));
+        return Err(Failure::usage(
+            "--trace -N 0: the trace is written after the last cycle, but a run with -N 0 never ends; give another number of cycles",
+        ));
     }
     refuse_one_file_for_two(arguments)?;
     if arguments.skip > 0 && arguments.per_iteration == 0 && arguments.json.is_none() && arguments.csv.is_none() {
@@ -105,7 +109,7 @@ pub(crate) fn refuse_of(arguments: &Arguments, environment: &Environment, collec
         return Err(Failure::usage(format!("-m {aggregated} --cell-ms: cells are measured without groups; leave out -m")));
     }
     if aggregated > 1 && collectives.contains(&Collective::Hypercube) {
-        return Err(Failure::usage(format!("-m {aggregated} of hypercube: its steps wait for each other, so they cannot be grouped")));
+        return Err(Failure::usage(format!("-m {aggregated}: the steps of hypercube wait for each other, so its calls cannot be grouped")));
     }
     match &environment.other_shares {
         Some(variable) if collectives.contains(&Collective::AllToAllV) => {

@@ -50,7 +50,7 @@ fn subset(split: Option<String>, mask: Option<String>) -> Result<Option<Subset>,
         (Some(split), None) => Subset::parse(&split).map(Some).map_err(|reason| wrong("NCCL_TESTS_SPLIT", &split, reason)),
         (None, Some(mask)) => Subset::masked(&mask).map(Some).map_err(|reason| wrong("NCCL_TESTS_SPLIT_MASK", &mask, reason)),
         (Some(_), Some(mask)) => {
-            Err(wrong("NCCL_TESTS_SPLIT_MASK", &mask, "NCCL_TESTS_SPLIT is also set; unset one of the two".to_owned()))
+            Err(wrong("NCCL_TESTS_SPLIT_MASK", &mask, "NCCL_TESTS_SPLIT is also set; unset one of the two variables".to_owned()))
         }
     }
 }

@@ -85,7 +85,7 @@ impl RunFacts {
         let encrypted = self.is_encrypted.then(|| format!("Links between hosts are encrypted{too}"));
         let load = self.load_note();
         let fell_back = match &self.on {
-            On::Host { why: Some(why) } => Some(format!("On the host backend, since there is no device backend: {why}")),
+            On::Host { why: Some(why) } => Some(format!("Measured on the host backend, because there is no device backend: {why}")),
             On::Host { why: None } | On::Device { .. } => None,
         };
         let notes = [(self.binding_note(), false), (encrypted, false), (load, true), (fell_back, false)];

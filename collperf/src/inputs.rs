@@ -67,7 +67,7 @@ impl Recipe {
         (rank + (common >> 20) as usize % self.world_size) % self.world_size
     }
 
-    /// Returns this rank's input, for a float of this many mantissa bits (including the hidden one).
+    /// Returns this rank's input for a float with this many mantissa bits, including the hidden bit.
     #[inline(always)]
     fn float_input(&self, mantissa_bits: u32, rank: usize, index: usize) -> f64 {
         self.float_of(mantissa_bits, rank, self.common(index))
@@ -101,7 +101,8 @@ impl Recipe {
         if (place() as u64) < budget { signed(own, 1.0) } else { 0.0 }
     }
 
-    /// Returns the exact reduction of the floats of all ranks at this index; `Avg` is rounded once, to `f64`.
+    /// Returns the reduction of all ranks' floats at this index. The result is exact, except that `Avg` is rounded once,
+    /// to `f64`.
     fn float_folded(&self, mantissa_bits: u32, index: usize) -> f64 {
         let common = self.common(index);
         let inputs = (0..self.world_size).map(|rank| (rank, self.float_of(mantissa_bits, rank, common)));
@@ -116,7 +117,7 @@ impl Recipe {
         }
     }
 
-    /// Returns this rank's input, in the lower bits, for an integer of `width` bits. A `bool` has one bit.
+    /// Returns this rank's input for an integer of `width` bits, in the lower `width` bits. A `bool` has one bit.
     fn integer_input(&self, width: u32, rank: usize, index: usize) -> u64 {
         let common = self.common(index);
         let own = own(common, rank);
@@ -137,7 +138,7 @@ impl Recipe {
         }
     }
 
-    /// Returns the reduction of the integers of all ranks at this index, in the lower bits.
+    /// Returns the reduction of all ranks' integers at this index, in the lower `width` bits.
     fn integer_folded(&self, width: u32, is_signed: bool, index: usize) -> u64 {
         let widened = |bits: u64| widen(bits, width, is_signed);
         let inputs = (0..self.world_size).map(|rank| self.integer_input(width, rank, index));
@@ -156,7 +157,7 @@ impl Recipe {
     }
 }
 
-/// Returns the value of the integer in the lower `width` bits.
+/// Returns the value of the integer in the lower `width` bits of `bits`.
 fn widen(bits: u64, width: u32, is_signed: bool) -> i128 {
     let shift = 128 - width;
     let raised = u128::from(bits) << shift;
@@ -174,7 +175,7 @@ fn power_of_two(exponent: i32) -> f64 {
     f64::from_bits(((1023 + exponent) as u64) << 52)
 }
 
-/// Returns `value` or its negative.
+/// Returns `value` or its negative, depending on a bit of `own`.
 fn signed(own: u64, value: f64) -> f64 {
     if own & 1 == 1 { -value } else { value }
 }

@@ -6,9 +6,9 @@ use crate::collective::Collective;
 /// The origin of a run of elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// Elements of this rank's input, from this index on.
+    /// Elements of the input of `rank`, from the index `start` on.
     Of { rank: usize, start: usize },
-    /// The reduction over all ranks' inputs, from this index on.
+    /// The reduction over all ranks' inputs, from the index `start` on.
     Folded { start: usize },
 }
 

@@ -59,7 +59,7 @@ pub(crate) struct Arguments {
 pub(crate) fn install(arguments: &Arguments) -> Result<u8, Failure> {
     let Arguments { folder, suffix } = arguments;
     if !suffix.is_empty() && (!suffix.starts_with('_') || suffix.contains('/')) {
-        return Err(Failure::usage(format!("--suffix {suffix}: it must begin with _ and have no /")));
+        return Err(Failure::usage(format!("--suffix {suffix}: the suffix must begin with _ and must not contain /")));
     }
     if !folder.is_dir() {
         return Err(Failure::usage(format!("{}: there is no such folder; create it first", folder.display())));
@@ -68,7 +68,7 @@ pub(crate) fn install(arguments: &Arguments) -> Result<u8, Failure> {
     let paths: Vec<PathBuf> = tests().map(|(name, _)| folder.join(format!("{name}{suffix}"))).collect();
     // All or none: obstacles are found first.
     if let Some(taken) = paths.iter().find(|path| fs::symlink_metadata(path).is_ok_and(|there| !there.is_symlink())) {
-        return Err(Failure::usage(format!("{}: a file exists there that is not a link; move it away first", taken.display())));
+        return Err(Failure::usage(format!("{}: this file exists and is not a link; move it away first", taken.display())));
     }
     for path in &paths {
         link(&program, path).map_err(|error| Failure::io(format!("linking {}", path.display()), &error))?;

@@ -58,7 +58,7 @@ fn address(comm: &Communicator) -> Result<Option<IpAddr>, Failure> {
     let elsewhere = peers.iter().map(|peer| peer.host.clone()).filter(|host| host != here);
     match store.into_iter().chain(elsewhere).find_map(|host| address_towards(&host)) {
         Some(address) => Ok(Some(address)),
-        None => Err(Failure::usage("the address at which other hosts reach this one is not known: set COLLECTIVES_LISTEN_ADDRESS")),
+        None => Err(Failure::usage("the address at which other hosts reach this host is not known: set COLLECTIVES_LISTEN_ADDRESS")),
     }
 }
 

@@ -77,7 +77,7 @@ pub(crate) struct Settings {
 /// The action between two timed calls (`-z`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Blocking {
-    /// Nothing: the next call is made at once.
+    /// Nothing: the next call is made immediately.
     No,
     /// A wait until the first of the two calls has ended.
     Wait,
@@ -108,7 +108,7 @@ pub(crate) enum Register {
     Nothing,
     /// This rank's buffers are registered with NCCL.
     Local,
-    /// All ranks' buffers are registered with NCCL together, as windows.
+    /// The buffers of all ranks are registered with NCCL together, as NCCL windows.
     Window,
 }
 
@@ -301,7 +301,7 @@ fn sizes(arguments: &Arguments) -> Result<(Vec<usize>, Option<Step>), Failure> {
 fn root(root: &str) -> Result<Option<usize>, Failure> {
     match root {
         "-1" | "all" => Ok(None),
-        _ => root.parse().map(Some).map_err(|_| Failure::usage(format!("-r {root}: expected a rank; -1 and all mean each rank in turn"))),
+        _ => root.parse().map(Some).map_err(|_| Failure::usage(format!("-r {root}: expected a rank, or -1 or all for each rank in turn"))),
     }
 }
 

@@ -95,7 +95,7 @@ fn parse(text: &[u8]) -> Result<Value, String> {
             let is_whole = about["base_time_ns"].is_u64() && about["rank"].is_u64() && trace["traceEvents"].is_array();
             if is_whole { Ok(trace) } else { Err("the file lacks its base time, its rank or its events".to_owned()) }
         }
-        Some(version) => Err(format!("the file's format has version {version}, and this collperf reads version {VERSION}")),
+        Some(version) => Err(format!("the file's format has version {version}, but this collperf reads versions up to {VERSION}")),
         None => Err("the file does not name the version of its format".to_owned()),
     }
 }

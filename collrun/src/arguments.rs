@@ -204,7 +204,7 @@ impl Refused {
                 &self.duplicate_stderr_filters,
                 "--duplicate-stderr-filters: collrun does not filter output; use -t 2 and search the log files",
             ),
-            (&self.print_completion, "--print-completion: collrun has no completions; use collrun --help for a list of flags"),
+            (&self.print_completion, "--print-completion: collrun has no completions for shells; use collrun --help for a list of flags"),
         ];
         all.into_iter().find_map(|(value, reason)| value.is_some().then_some(reason))
     }
@@ -277,7 +277,7 @@ impl Arguments {
             return Ok(control.place());
         }
         if let Some(np) = self.np.filter(|_| self.nnodes > 1) {
-            return Err(format!("-n {np}: {}; give --nproc-per-node, the number of ranks on each host", mpirun::COUNTS_ALL));
+            return Err(format!("-n {np}: {}; give --nproc-per-node, which is the number of ranks on each host", mpirun::COUNTS_ALL));
         }
         if self.standalone {
             let several = format!("--standalone --nnodes {}: a standalone job has one host; leave out one of the two flags", self.nnodes);
@@ -299,7 +299,7 @@ impl Arguments {
         if let (Some((address, port)), None, false) = (&endpoint, self.node_rank, is_static) {
             return Ok(Place::Unnumbered { address: address.clone(), port: *port });
         }
-        let node = self.node_rank.ok_or_else(|| missing("--node-rank, or --rdzv-endpoint alone,"))?;
+        let node = self.node_rank.ok_or_else(|| missing("--node-rank, or --rdzv-endpoint without --rdzv-backend static,"))?;
         if node >= self.nnodes {
             return Err(format!("--node-rank {node}: the hosts of --nnodes {} are numbered from 0", self.nnodes));
         }
@@ -382,7 +382,7 @@ fn nodes(text: &str) -> Result<u16, String> {
         return Ok(least);
     }
     Err(format!(
-        "the number of hosts does not change while a job runs: give --nnodes {most}. After a failure, --keep-going lets programs \
+        "the number of hosts does not change while a job runs, so give --nnodes {most}. After a failure, --keep-going lets programs \
          that call Communicator::shrink continue, and --max-restarts restarts all ranks"
     ))
 }

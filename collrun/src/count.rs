@@ -26,7 +26,7 @@ impl FromStr for Count {
             "auto" => Ok(Self::Auto),
             number => match number.parse() {
                 Ok(number @ 1..=MOST) => Ok(Self::Number(number)),
-                _ => Err(format!("expected a number from 1 to {MOST}, gpu, cpu or auto")),
+                _ => Err(format!("expected gpu, cpu, auto, or a number from 1 to {MOST}")),
             },
         }
     }

@@ -62,7 +62,7 @@ const REFUSED: [Refused; 3] = [
     (
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
         |value| value == "1",
-        "collrun itself serves the ranks' store, and rank 0 does not; unset the variable",
+        "collrun serves the ranks' store itself, so rank 0 does not serve it; unset the variable",
     ),
 ];
 

@@ -47,7 +47,8 @@ fn is_word(text: &str) -> bool {
 }
 
 /// The accepted forms of a host.
-const HOSTS: &str = "host, host:4, user@host, [v6]:4 or v6%interface; names consist of A-Z, a-z, 0-9 and . _ : -, and do not begin with -";
+const HOSTS: &str = "host, host:4, user@host, [v6]:4 or v6%interface; a name consists of letters (A-Z, a-z), digits and the characters \
+                     . _ : -, and must not begin with -";
 
 fn count(text: &str) -> Option<u16> {
     text.parse().ok().filter(|count| (1..=4096).contains(count))
@@ -94,7 +95,7 @@ pub(crate) fn named(arguments: &Arguments) -> Result<Option<Vec<Host>>, String> 
         return Err(format!("{} and {}: every host must have the same number of ranks", hosts[0].name, other.name));
     }
     if hosts[0].ranks.is_some() && (arguments.nproc_per_node.is_some() || arguments.np.is_some()) {
-        return Err("the ranks of each host are given twice: by --nproc-per-node or -n, and after the names of the hosts".to_owned());
+        return Err("the number of ranks on a host is given twice: by --nproc-per-node or -n, and after the names of the hosts".to_owned());
     }
     if let Some(np) = arguments.np.filter(|_| hosts.len() > 1) {
         return Err(format!("-n {np}: {COUNTS_ALL}; give --nproc-per-node, or the number of ranks after the name of each host"));

@@ -110,7 +110,7 @@ fn can_be_reached(arguments: &Arguments, place: &Place) -> Result<(), Refused> {
     let (Some(_), Place::Among { node: 0, address, port }) = (&arguments.controlled, place) else { return Ok(()) };
     match (&**address, *port).to_socket_addrs().ok().and_then(|mut found| found.next()).filter(|found| found.ip().is_loopback()) {
         Some(found) => Err(usage(format!(
-            "the ranks would meet at {address}, but this host resolves {address} to {}, which no other host can reach: give --master-addr \
+            "the ranks would meet at {address}, but this host resolves {address} to {}, which no other host can reach. Give --master-addr \
              with the address at which the other hosts reach this host",
             found.ip()
         ))),

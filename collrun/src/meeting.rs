@@ -45,7 +45,7 @@ fn check_reach(address: &str, port: u16) -> Result<()> {
         Some(here) => {
             let what = format!("--master-addr (or --rdzv-endpoint) {address}");
             let reason = format!(
-                "on this host the name resolves to {here}, which no other host can reach; give the address at which the other hosts reach \
+                "on this host the name resolves to {here}, which no other host can reach. Give the address at which the other hosts reach \
                  the host that serves the store, or correct /etc/hosts"
             );
             Err(Error::Config { what, reason })

@@ -51,7 +51,7 @@ impl Order {
             }
         };
         if word()? != HEAD {
-            return Err(malformed("it is from another release of collrun; install the same release on all hosts"));
+            return Err(malformed("another release of collrun sent the order; install the same release on all hosts"));
         }
         let folder = PathBuf::from(OsString::from_vec(word()?));
         let count =
@@ -94,7 +94,7 @@ pub(crate) fn follow() -> Refused {
     };
     if let Err(error) = std::env::set_current_dir(&order.folder) {
         let folder = order.folder.display();
-        return refused(&format!("{folder}, the folder in which collrun was started, is needed on every host"), error);
+        return refused(&format!("every host needs the folder in which collrun was started, {folder}"), error);
     }
     let mut command = match std::env::current_exe() {
         Ok(own) => Command::new(own),

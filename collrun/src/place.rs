@@ -7,6 +7,6 @@ pub(crate) enum Place {
     Alone { address: Option<String>, port: Option<u16> },
     /// One of several hosts.
     Among { node: u16, address: String, port: u16 },
-    /// One of several hosts, which get their numbers from the store.
+    /// One of several hosts. The store gives each host its number.
     Unnumbered { address: String, port: u16 },
 }

@@ -276,9 +276,9 @@ impl<'a> Launchers<'a> {
         let collrun = self.remote_collrun().display();
         let what = match code {
             // ssh's own exit code.
-            255 => format!("the connection to {host} ended ({ended}): check that ssh can connect to it without a password"),
+            255 => format!("the connection to {host} ended ({ended}): check that ssh can connect to the host without a password"),
             127 => format!(
-                "collrun on {host} ended ({ended}): {collrun} or the program is missing there; --remote-collrun gives the path of collrun"
+                "collrun on {host} ended ({ended}): {collrun} or the program is missing there; give collrun's path with --remote-collrun"
             ),
             _ => format!("collrun on {host} ended ({ended})"),
         };

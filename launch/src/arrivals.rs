@@ -235,14 +235,14 @@ fn retried<T, E>(
 }
 
 impl JobStore {
-    /// Serves the job's store, as [`serve`](Self::serve) does, if no host serves it yet; otherwise connects to the
-    /// server. Gives up after `patience`. Prints the reason for a delay to standard error, preceded by `name`: after
-    /// ten seconds, then at growing intervals.
+    /// Serves the job's store like [`serve`](Self::serve), if no host serves the store yet. Otherwise connects to the
+    /// server. Gives up after `patience`. If there is a delay, prints its reason to standard error: first after ten
+    /// seconds, then at growing intervals. `name` precedes each message.
     ///
     /// # Errors
     ///
-    /// The errors of [`TcpStore::connect`]. Also a failure to listen, except if the address belongs to another host or
-    /// is in use.
+    /// The errors of [`TcpStore::connect`]. Also an error if this process cannot listen at the address, except if the
+    /// address belongs to another host or is in use.
     pub fn serve_or_reach(name: &str, address: &str, port: u16, secret: Option<&Secret>, patience: Duration) -> collectives::Result<Found> {
         Place { address: address.to_owned(), port, secret: secret.cloned() }.serve_or_reach(name, patience)
     }

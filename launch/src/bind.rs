@@ -17,7 +17,7 @@ use super::topology::{Core, Topology, listed, permitted};
 pub enum Bind {
     /// Nothing: the rank may use every processor that this process may use.
     None,
-    /// Cores of its own, with all of their hardware threads.
+    /// The rank's own cores, with all hardware threads of these cores.
     Core,
     /// All cores that share a last-level cache.
     Cache,
@@ -55,7 +55,7 @@ impl fmt::Display for Bind {
 pub enum Asked {
     /// The command line does not mention a binding. Ranks are bound to cores if there are enough cores.
     Nothing,
-    /// This binding. If it is impossible, the result is an error, not another binding.
+    /// This binding. If this binding is impossible, the result is an error, not another binding.
     For(Bind),
     /// One core for each rank. If there are too few cores, several ranks share a core.
     CoresInTurns,
@@ -84,7 +84,7 @@ pub struct Binding {
 }
 
 impl Binding {
-    /// Makes no binding. `why` is the reason, or `None` if the command line asked for no binding.
+    /// Returns a value that binds no rank. `why` is the reason, or `None` if the command line asked for no binding.
     pub fn none(why: Option<String>) -> Self {
         Self { to: Bind::None, processors: vec![], is_asked: why.is_none(), why_none: why }
     }
@@ -93,7 +93,7 @@ impl Binding {
     ///
     /// # Errors
     ///
-    /// If the requested binding is impossible: a sentence that gives the reason.
+    /// If the requested binding is impossible. The error is a sentence that gives the reason.
     pub fn here(asked: Asked, width: Width, ranks: usize) -> Result<Self, String> {
         if asked == Asked::For(Bind::None) {
             return Ok(Self::none(None));

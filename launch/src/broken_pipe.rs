@@ -20,8 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const CODE: i32 = 128 + SIGPIPE;
 
 /// Ends this process because no process reads its output any more. `is_rank` is whether this process is a rank that
-/// writes to its launcher's standard output. Such a rank first asks the launcher to end all ranks at once. Otherwise the
-/// other ranks would report that it is lost.
+/// writes to its launcher's standard output. Such a rank first asks the launcher to end all ranks immediately.
+/// Otherwise the other ranks would report that this rank is lost.
 pub fn end_unread(is_rank: bool) -> ! {
     if let Some(launcher) = getppid().filter(|_| is_rank) {
         // If the launcher is gone, the kernel kills this rank.

@@ -8,7 +8,7 @@ pub(super) const DONE: &[u8] = b"done";
 
 /// An event that the supervisor waits for.
 pub(super) enum Event {
-    /// The rank at this index of the list has ended.
+    /// The rank at this index of the supervisor's list has ended.
     Ended(usize, ExitReason),
     /// This signal arrived.
     Signal(i32),
@@ -16,7 +16,7 @@ pub(super) enum Event {
     Orphaned,
     /// This program's standard output has no reader any more.
     Unread,
-    /// This attempt has ended for all hosts.
+    /// The attempt with this number has ended for all hosts.
     Settled(u32, Settled),
 }
 
@@ -25,7 +25,7 @@ pub(super) enum Event {
 pub(super) enum Settled {
     /// All ranks of all hosts succeeded.
     Done,
-    /// A rank of some host failed first.
+    /// A rank failed. This failure was the first one on any host.
     Failed(Box<Failure>),
     /// The store is gone, and so is the launcher that served it.
     Lost(String),

@@ -48,7 +48,7 @@ impl fmt::Display for ExitReason {
     }
 }
 
-/// Waits until a child of this process has ended, without reaping the child. The system does not reuse the child's
+/// Waits until a child of this process has ended, but does not reap the child. The system does not reuse the child's
 /// process id before the child is reaped.
 pub fn wait_for_end(process: Pid) {
     wait_for(process);

@@ -27,11 +27,12 @@ pub struct Failure {
     /// The exit code, or 128 plus the signal, as shells report it.
     pub code: u8,
     /// When the rank failed, in nanoseconds since 1970 by its host's clock. This is the time at which the rank wrote its
-    /// error, or otherwise the time at which the launcher noticed the rank's end.
+    /// error file. If the rank wrote no error file, it is the time at which the launcher noticed the rank's end.
     pub time: u64,
     /// The reason that the rank wrote into its error file, if any.
     pub cause: Option<String>,
-    /// Ranks that had succeeded before this failure, as far as is known. A rank that returned too early can be the cause.
+    /// Ranks that had succeeded before this failure, as far as is known. A rank that returned too early can be the cause
+    /// of this failure.
     #[serde(default)]
     pub done_before: Vec<usize>,
 }

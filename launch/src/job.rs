@@ -10,7 +10,7 @@ use super::bind::Binding;
 use super::failure::Failure;
 use super::output::{Logs, Output};
 
-/// What to start, how many ranks, and this host's place in the job.
+/// The program to start, the number of ranks, and this host's place in the job.
 #[derive(Debug, Clone)]
 pub struct Job {
     /// The program, looked up in PATH.
@@ -27,8 +27,8 @@ pub struct Job {
     pub nodes: usize,
     /// This host's number among the hosts of the job.
     pub node: usize,
-    /// The job's name, the same on every host (`TORCHELASTIC_RUN_ID`). If `None`, it is made of the store's address and
-    /// port.
+    /// The job's name, the same on every host (`TORCHELASTIC_RUN_ID`). If `None`, the store's address and port form the
+    /// name.
     pub run_id: Option<String>,
     /// The role of all ranks (`ROLE_NAME`).
     pub role: String,
@@ -53,16 +53,16 @@ pub struct Job {
     pub grace_after_signal: Duration,
     /// How long the other hosts may take to start.
     pub patience: Duration,
-    /// Whether this launcher gets the signals to pass on from another launcher, over standard input. When the input ends,
-    /// this launcher stops the ranks.
+    /// Whether another launcher controls this launcher. The other launcher then sends the signals for the ranks over
+    /// standard input. When the input ends, this launcher stops the ranks.
     pub controlled: bool,
     /// The maximum number of restarts after failures. A restart starts all ranks of all hosts again.
     pub most_restarts: u32,
     /// An exit code with which a rank reports a result rather than a failure. It becomes the job's exit code, and the
     /// other ranks continue.
     pub verdict: Option<u8>,
-    /// The exit code of a rank that ends because its call failed, often because another rank is gone. Such a rank counts
-    /// as the first failure only if no other rank failed.
+    /// The exit code of a rank that ends because a call failed. Often, the call failed because another rank is gone. So a
+    /// rank with this exit code counts as the first failure only if no other rank failed.
     pub call_failed: Option<u8>,
     /// Whether the other ranks continue when a rank fails. The job then succeeds if at least one rank succeeds.
     pub keep_going: bool,
@@ -74,7 +74,7 @@ impl Job {
     /// The default of [`Job::grace_after_signal`].
     pub const GRACE_AFTER_SIGNAL: Duration = Duration::from_secs(30);
 
-    /// Creates a job of this host alone. When a rank fails, the other ranks are stopped. Output is shown with `[rank] `
+    /// Creates a job on this host alone. When a rank fails, the other ranks are stopped. Output is shown with `[rank] `
     /// before each line.
     pub fn new(program: OsString, arguments: Vec<OsString>, local_world_size: usize) -> Self {
         Self {
@@ -106,7 +106,7 @@ impl Job {
     }
 }
 
-/// Why a job could not be started, and the exit code for that.
+/// The reason why a job could not be started, and the exit code to report.
 #[derive(Debug)]
 pub struct Refused {
     /// The error message.
@@ -120,11 +120,11 @@ pub struct Refused {
 pub struct End {
     /// The exit code of the rank that failed first. If no rank failed:
     ///
-    /// - If restarts are allowed and the launcher that serves the store was lost, 1.
-    /// - If ranks were ended after a signal, 128 plus the number of the signal.
+    /// - 1 if restarts are allowed and the launcher that serves the store was lost.
+    /// - 128 plus the number of a signal if ranks were ended after this signal.
     /// - Otherwise, [`Job::verdict`] if a rank of this host ended with this exit code, else 0.
     ///
-    /// With [`Job::keep_going`], 0 if at least one rank of this host succeeded.
+    /// With [`Job::keep_going`], the code is 0 if at least one rank of this host succeeded.
     pub code: u8,
     /// The rank that failed first, on any host, as far as is known.
     pub failure: Option<Failure>,

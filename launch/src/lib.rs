@@ -36,18 +36,18 @@ pub use signals::{Interrupts, Request, on_signals, signal_name};
 pub use store::{Found, Store};
 pub use terminal::{Stream, Writer, say};
 
-/// Starts the job's ranks and waits for all of them; after a failure restarts them, as often as the job allows. `name`
-/// is the program's name, which precedes each message on standard error. `secret` is the store server's secret, if it
-/// has one.
+/// Starts the job's ranks and waits until all of them have ended. After a failure, restarts the ranks, as often as the
+/// job allows. `name` is the program's name, which precedes each message on standard error. `secret` is the secret of
+/// the store's server, if the server has one.
 ///
 /// Must be called on a thread that lives as long as the process: the ranks are killed when that thread ends. The
-/// program must call [`guard`] first of all, and exit if that returns `true`. From this call on, the job's signals are
-/// passed on to the ranks, unless this process was started to ignore them. Costs a process and up to three threads for
-/// each rank, and one more process.
+/// program must call [`guard`] before anything else, and exit if `guard` returns `true`. From the call of `run` on, the
+/// job's signals are passed on to the ranks, unless this process was started to ignore them. Each rank needs a process
+/// and up to three threads of this process. In addition, one process guards the ranks.
 ///
 /// # Errors
 ///
-/// If a rank cannot be started or watched. Ranks that were already started are killed first.
+/// If a rank cannot be started or watched. In this case, ranks that were already started are killed first.
 pub fn run(name: &str, job: &Job, store: &Store, secret: Option<&Secret>) -> Result<End, Refused> {
     attempt::run(name, job, store, secret)
 }

@@ -30,15 +30,15 @@ fn of_processes() -> String {
     let limits = if limits.is_empty() { "memory, or the kernel's threads-max or pid_max".to_owned() } else { limits.join(", ") };
     format!(
         "no more processes and threads can be created here ({limits}). Each rank needs a process, its own threads, and up to three \
-         threads of its launcher: raise the limit (for a container: --pids-limit, podPidsLimit), or start fewer ranks"
+         threads of its launcher. Raise the limit (for a container: --pids-limit, podPidsLimit), or start fewer ranks"
     )
 }
 
 fn of_files() -> String {
     let most = getrlimit(Resource::Nofile).current.map_or_else(|| "high".to_owned(), |most| most.to_string());
     format!(
-        "RLIMIT_NOFILE (ulimit -n) is {most}, and the launcher needs two to four files for each rank: raise the limit, or start \
-         fewer ranks"
+        "RLIMIT_NOFILE (ulimit -n) is {most}, but the launcher needs two to four open files for each rank. Raise the limit, or \
+         start fewer ranks"
     )
 }
 

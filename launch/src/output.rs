@@ -24,9 +24,10 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How the ranks' output is shown on the terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Output {
-    /// Each line with the job's prefix before it, on the stream it was written to.
+    /// Each line is shown with the job's prefix before it, on the stream to which the rank wrote the line.
     Prefixed,
-    /// Unchanged, to the launcher's own streams. Exception: streams in [`Logs::tee`] are shown as with `Prefixed`.
+    /// Output goes unchanged to the launcher's own streams. Exception: streams in [`Logs::tee`] are shown as with
+    /// `Prefixed`.
     Inherited,
     /// The output of this host's first rank is shown as with `Inherited`. Of the other ranks, only standard error is
     /// shown, with the prefix before each line.
@@ -70,8 +71,8 @@ impl FromStr for Streams {
     }
 }
 
-/// Which output is written to files, `FOLDER/attempt_A/R/stdout.log` and `stderr.log` for local rank R, and which is
-/// shown.
+/// Which output is written to files, and which is shown. In attempt A, the files of local rank R are `stdout.log` and
+/// `stderr.log` in `FOLDER/attempt_A/R/`.
 #[derive(Debug, Clone, Default)]
 pub struct Logs {
     /// Streams that go to files, and not to the terminal.
@@ -218,18 +219,18 @@ impl<R: Read + AsFd> Pipe for Copied<R> {
     }
 }
 
-/// Forwards everything from `pipe` to `take`, several lines at a time. Forwards the beginning of a line only if the
-/// line's end does not arrive at once.
+/// Forwards everything from `pipe` to `take`, several whole lines at a time. A line whose end does not arrive within
+/// 100 ms is forwarded in pieces.
 ///
 /// # Errors
 ///
-/// If reading or `take` fails.
+/// If `pipe` cannot be read, or if `take` returns an error.
 pub fn carry(pipe: impl Read + AsFd, take: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
     forward(Copied { pipe, copy: None }, take)
 }
 
-/// Forwards everything from `pipe`: several lines at a time, and the beginning of a line only if its end does not
-/// arrive at once.
+/// Forwards everything from `pipe`, several whole lines at a time. A line whose end does not arrive within [`PARTIAL`]
+/// is forwarded in pieces.
 fn forward(mut pipe: impl Pipe, mut take: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
     let mut pending: Vec<u8> = Vec::new();
     let mut chunk = [0; 16 << 10];

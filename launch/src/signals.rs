@@ -16,9 +16,9 @@ const ONE_PRESS: Duration = Duration::from_millis(50);
 pub enum Request {
     /// Nothing.
     Nothing,
-    /// The ranks are to end within their grace period.
+    /// The ranks must end within their grace period.
     Stop,
-    /// The ranks are to end at once.
+    /// The ranks must end immediately.
     Kill,
 }
 
@@ -54,7 +54,7 @@ pub fn signal_name(signal: i32) -> &'static str {
     signal_hook::low_level::signal_name(signal).unwrap_or("no name")
 }
 
-/// Calls `heard` with each of these signals that arrives, from a separate thread that ends when `heard` returns
+/// Starts a thread that calls `heard` with each of these signals that arrives. The thread ends when `heard` returns
 /// `false`. Signals that were ignored when this process was started stay ignored.
 ///
 /// # Errors

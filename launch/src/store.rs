@@ -6,8 +6,8 @@ use std::sync::Arc;
 use collectives::Secret;
 use collectives::store::{TcpStore, TcpStoreServer};
 
-/// The store at which a job's ranks meet: the address that every rank gets, and the server, if this process runs it.
-/// torchrun's agent also runs the server itself.
+/// The store at which a job's ranks meet: the address that every rank gets, and the server if this process runs the
+/// server. As with torchrun, a launcher, not a rank, runs the server.
 pub struct Store {
     /// The host, as in `MASTER_ADDR`.
     pub address: String,
@@ -29,7 +29,8 @@ impl Store {
         Self::serve(&IpAddr::V4(Ipv4Addr::LOCALHOST).to_string(), 0, secret)
     }
 
-    /// Serves the store of a job on several hosts, at the address that all hosts were given. Port 0 chooses a free port.
+    /// Serves the store of a job on several hosts, at the address that all hosts were given. If `port` is 0, the system
+    /// chooses a free port.
     ///
     /// # Errors
     ///

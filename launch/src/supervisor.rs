@@ -408,7 +408,7 @@ impl<'a> Supervisor<'a> {
             return;
         }
         let (grace, asked) = (self.asked.1.as_secs_f64(), signal_name(self.asked.0));
-        self.say(&format!("still running {grace} s after {asked}: rank {late}; killing"));
+        self.say(&format!("killing rank {late}: still running {grace} s after {asked}"));
         self.kill_all();
     }
 

@@ -57,7 +57,7 @@ struct Line {
     place: Place,
 }
 
-/// One of several writers to a stream. Each may write parts of lines.
+/// One of several writers to a stream. Each writer may write parts of lines.
 #[derive(Debug)]
 pub struct Writer {
     stream: Stream,
@@ -76,7 +76,7 @@ impl Writer {
         Self { stream, number, prefix: prefix.to_owned(), continued: continued.to_owned(), is_inside: false }
     }
 
-    /// Writes text in one piece. First ends another writer's unfinished line.
+    /// Writes text in one piece. If another writer's line is unfinished, ends that line first.
     ///
     /// # Errors
     ///
@@ -87,7 +87,7 @@ impl Writer {
         self.stream.put(&bytes)
     }
 
-    /// Ends the last line, if this writer wrote it and it is unfinished.
+    /// Ends the last line if this writer wrote that line and the line is unfinished.
     ///
     /// # Errors
     ///

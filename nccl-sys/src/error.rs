@@ -1,11 +1,12 @@
-//! Errors that occur before NCCL itself is called: there is no library, or it lacks a function.
+//! Errors that occur before NCCL itself is called: there is no library, or the library lacks a function.
 
 use std::error::Error;
 use std::fmt;
 
 use crate::{Version, ncclResult_t};
 
-/// No NCCL library could be opened. Lists every file that was tried, with the reason why that file was not used.
+/// No NCCL library could be opened. The error lists every file that was tried, with the reason why that file was not
+/// used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadError {
     pub(crate) attempts: Vec<Attempt>,
@@ -14,7 +15,7 @@ pub struct LoadError {
 /// One file that was tried.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attempt {
-    /// The name as it was passed to the system's loader.
+    /// The name of the file, as it was passed to the system's loader.
     pub name: String,
     /// The reason why this file was not used.
     pub reason: Reason,
@@ -24,7 +25,7 @@ pub struct Attempt {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reason {
-    /// The system's loader refused the file, with this text.
+    /// The system's loader could not open the file. Contains the loader's text.
     NotOpened(String),
     /// The file is a library without a function `ncclGetVersion`.
     NotNccl,
@@ -45,7 +46,11 @@ impl fmt::Display for LoadError {
         for (number, attempt) in self.attempts.iter().enumerate() {
             write!(f, "{}{attempt}", if number == 0 { "" } else { "; " })?;
         }
-        write!(f, ". Install NCCL (libnccl2, or the Python wheel nvidia-nccl-cu12 or -cu13), or give the full path of libnccl.so.2")
+        write!(
+            f,
+            ". Install NCCL (the package libnccl2, or the Python wheel nvidia-nccl-cu12 or nvidia-nccl-cu13), \
+             or give the full path of libnccl.so.2"
+        )
     }
 }
 
@@ -57,7 +62,7 @@ impl fmt::Display for Attempt {
             // The loader's text usually begins with the name.
             Reason::NotOpened(words) if words.starts_with(&self.name) => write!(f, "{words}"),
             Reason::NotOpened(words) => write!(f, "{}: {words}", self.name),
-            Reason::NotNccl => write!(f, "{}: not NCCL: it has no function ncclGetVersion", self.name),
+            Reason::NotNccl => write!(f, "{}: this file is not NCCL, because it has no function ncclGetVersion", self.name),
             Reason::VersionFailed(code) => write!(f, "{}: its ncclGetVersion failed with code {}", self.name, code.0),
         }
     }
@@ -80,7 +85,11 @@ impl fmt::Display for MissingSymbol {
         if loaded < since {
             write!(f, "{symbol} needs NCCL {since} or later, but the loaded library is {loaded}")
         } else {
-            write!(f, "{symbol} is missing from the loaded library: it reports NCCL {loaded}, but NCCL has had this function since {since}")
+            write!(
+                f,
+                "{symbol} is missing from the loaded library, although the library reports NCCL {loaded} \
+                 and NCCL has had this function since {since}"
+            )
         }
     }
 }

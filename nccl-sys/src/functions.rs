@@ -1,4 +1,4 @@
-//! NCCL's functions, with the release that introduced each. Each becomes a method of [`Library`](crate::Library).
+//! NCCL's functions, with the release that introduced each function. Each function becomes a method of [`Library`](crate::Library).
 
 use crate::Version;
 
@@ -121,7 +121,7 @@ macro_rules! functions {
                 /// [`MissingSymbol`](crate::MissingSymbol) if the loaded library does not have the function.
                 ///
                 /// # Safety
-                /// The arguments and the time of the call meet the requirements in NCCL's documentation.
+                /// The arguments and the time of the call must meet the requirements in NCCL's documentation.
                 #[inline]
                 pub unsafe fn $name(&self $(, $argument: $type)*) -> Result<returned!($($result)?), $crate::MissingSymbol> {
                     const SINCE: $crate::Version = $crate::first_version(stringify!($name)).expect("FUNCTIONS lacks a function");
@@ -139,7 +139,7 @@ macro_rules! functions {
     };
 }
 
-/// The return type of a C function; a missing one becomes `()`.
+/// The return type of a C function, or `()` if the function has no return type.
 macro_rules! returned {
     () => {
         ()

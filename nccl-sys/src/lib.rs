@@ -23,10 +23,11 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Types, constants and signatures match the newest `nccl.h` that this crate knows, [`NCCL_VERSION_CODE`]. NCCL's
-//! structs only grow, and contain their size and version, so older libraries also accept them. C's enums are integers with
-//! names: a newer library may return values for which this crate has no name. Streams and events are opaque pointers:
-//! the streams and events of any CUDA crate can be cast to them.
+//! Types, constants and signatures match the newest `nccl.h` that this crate knows. Its version is
+//! [`NCCL_VERSION_CODE`]. NCCL's structs only grow, and contain their size and version, so older libraries also accept
+//! newer structs. C's enums are integers with named constants, because a newer library may return values for which this
+//! crate has no name. Streams and events are opaque pointers: the streams and events of any CUDA crate can be cast to
+//! these pointers.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("nccl-sys supports only Linux, as NCCL does");

@@ -15,7 +15,7 @@ use libloading::os::unix::{Library as Opened, RTLD_LAZY, RTLD_LOCAL};
 use crate::bindings::Slots;
 use crate::{Attempt, LoadError, MissingSymbol, Reason, Version, ncclResult_t};
 
-/// The names under which NCCL is installed; the second comes only with packages for developers.
+/// The names under which NCCL is installed. Only packages for developers contain the second name.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
 /// Linux's flag of `dlopen`: opens only a library that is already in the process.
@@ -27,8 +27,8 @@ static OPEN: Mutex<Vec<&Library>> = Mutex::new(Vec::new());
 
 /// An NCCL library that is loaded in this process. The methods that have NCCL's names call NCCL's functions.
 ///
-/// A call costs one atomic load more than the same call from C. The first call of each function also searches for its
-/// name.
+/// A call costs one atomic load more than the same call from C. The first call of each function also searches the
+/// library for the function's name.
 pub struct Library {
     opened: Opened,
     /// The address of `ncclGetVersion`, which distinguishes libraries.
@@ -48,11 +48,12 @@ impl Library {
     /// - `libnccl.so.2` and then `libnccl.so`, if the system's loader finds such a file.
     ///
     /// A library is never unloaded. Its initialisers run when it is opened. If the system's loader finds a file with
-    /// NCCL's name, the file is trusted to be NCCL, as in a program that links NCCL. So the installed packages and
-    /// `LD_LIBRARY_PATH` determine the code that the process runs.
+    /// NCCL's name, `open` trusts that the file is NCCL, like a program that links NCCL. So the installed packages and
+    /// `LD_LIBRARY_PATH` determine which code the process runs.
     ///
     /// # Errors
-    /// [`LoadError`] if every file fails: it cannot be opened, or its `ncclGetVersion` is missing or fails.
+    /// [`LoadError`] if no file is usable. A file is unusable if it cannot be opened, or if its `ncclGetVersion` is
+    /// missing or fails.
     pub fn open() -> Result<&'static Self, LoadError> {
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         let mut attempts = Vec::new();
@@ -67,15 +68,15 @@ impl Library {
         found.map(|library| keep(library, &mut open)).ok_or(LoadError { attempts })
     }
 
-    /// Opens only this file, or returns its library if the file is already open. Several files may be open at the same
-    /// time.
+    /// Opens `file` and tries no other file. Returns the library of `file` if it is already open. Several files may be
+    /// open at the same time.
     ///
     /// # Errors
     /// [`LoadError`] if the file cannot be opened, or if its `ncclGetVersion` is missing or fails.
     ///
     /// # Safety
-    /// The file is an NCCL library: its initialisers run when it is opened, and its functions are called with NCCL's
-    /// signatures.
+    /// The file must be an NCCL library, because its initialisers run when it is opened, and its functions are called
+    /// with NCCL's signatures.
     pub unsafe fn open_file(file: &Path) -> Result<&'static Self, LoadError> {
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         let mut attempts = Vec::new();
@@ -102,7 +103,7 @@ impl Library {
 
     /// # Safety
     ///
-    /// The file that the loader finds under this name is an NCCL.
+    /// The file that the loader finds under this name must be an NCCL.
     unsafe fn load(name: &OsStr, flags: c_int) -> Result<Self, Reason> {
         // SAFETY: the initialisers of NCCL have no preconditions, and by this function's contract the file is an NCCL.
         let opened =
@@ -154,7 +155,7 @@ const ABSENT: *mut c_void = without_provenance_mut(1);
 
 /// # Safety
 ///
-/// The file that the loader finds under this name is an NCCL.
+/// The file that the loader finds under this name must be an NCCL.
 unsafe fn attempt(name: &OsStr, attempts: &mut Vec<Attempt>) -> Option<Library> {
     // SAFETY: this function's contract.
     match unsafe { Library::load(name, 0) } {

@@ -8,21 +8,21 @@ use std::ptr::{null, null_mut};
 use crate::{NCCL_API_MAGIC, NCCL_VERSION_CODE};
 use crate::{ncclCollConfig_t, ncclComm_t, ncclConfig_t, ncclEncryptionConfig_t, ncclEncryptionMode_t, ncclSimInfo_t};
 
-/// In a configuration, stands for a number that NCCL is to choose.
+/// In a configuration, means that NCCL chooses the number.
 pub const NCCL_CONFIG_UNDEF_INT: c_int = c_int::MIN;
-/// In a configuration, stands for a string or list that NCCL is to choose.
+/// In a configuration, means that NCCL chooses the string or list.
 pub const NCCL_CONFIG_UNDEF_PTR: *mut c_void = null_mut();
-/// Stands for a time that is not known yet.
+/// Means that a time is not known yet.
 pub const NCCL_UNDEF_FLOAT: f32 = -1.0;
-/// Stands for no communicator.
+/// Means that there is no communicator.
 pub const NCCL_COMM_NULL: ncclComm_t = null_mut();
-/// The value of `magic` in an [`ncclSimInfo_t`]. Other structs have [`NCCL_API_MAGIC`] there.
+/// The value of `magic` in an [`ncclSimInfo_t`]. In other structs, `magic` is [`NCCL_API_MAGIC`].
 pub const NCCL_SIM_INFO_MAGIC: c_uint = 0x7468_5283;
 
 const VERSION: c_uint = NCCL_VERSION_CODE as c_uint;
 
 impl ncclConfig_t {
-    /// Returns `NCCL_CONFIG_INITIALIZER`: every setting is NCCL's choice.
+    /// Returns `NCCL_CONFIG_INITIALIZER`, with which NCCL chooses every setting.
     pub const fn new() -> Self {
         Self {
             size: size_of::<Self>(),
@@ -56,7 +56,7 @@ impl ncclConfig_t {
 }
 
 impl ncclCollConfig_t {
-    /// Returns `NCCL_COLLCONFIG_INITIALIZER`: NCCL chooses the algorithm, the CTAs and the policy of a call.
+    /// Returns `NCCL_COLLCONFIG_INITIALIZER`, with which NCCL chooses the algorithm, the CTAs and the policy of a call.
     /// `forceAlgSelection` is 1, `userProfilerTag` is 0, and there is no `launchCompletionEvent`.
     pub const fn new() -> Self {
         Self {
@@ -78,14 +78,14 @@ impl ncclCollConfig_t {
 }
 
 impl ncclSimInfo_t {
-    /// Returns `NCCL_SIM_INFO_INITIALIZER`: no time is estimated yet.
+    /// Returns `NCCL_SIM_INFO_INITIALIZER`, which contains no estimated time yet.
     pub const fn new() -> Self {
         Self { size: size_of::<Self>(), magic: NCCL_SIM_INFO_MAGIC, version: VERSION, estimatedTime: NCCL_UNDEF_FLOAT }
     }
 }
 
 impl ncclEncryptionConfig_t {
-    /// Returns `NCCL_ENCRYPTION_CONFIG_INITIALIZER`: no encryption.
+    /// Returns `NCCL_ENCRYPTION_CONFIG_INITIALIZER`, which means no encryption.
     pub const fn new() -> Self {
         let mode = ncclEncryptionMode_t::NCCL_ENCRYPTION_MODE_NONE.0 as c_int;
         Self { size: size_of::<Self>(), magic: NCCL_API_MAGIC, version: VERSION, mode, psk: null() }

@@ -5,13 +5,14 @@ use std::fmt;
 
 /// A version of NCCL, such as 2.28.9. Later versions compare as greater.
 ///
-/// NCCL packs a version into one integer, [`code`](Self::code). Releases up to 2.8 use the form 2804 for 2.8.4; later
-/// releases use the form 20906 for 2.9.6.
+/// NCCL packs a version into one integer, [`code`](Self::code). For releases up to 2.8, the integer is 1000 × major +
+/// 100 × minor + patch. For example, 2.8.4 is 2804. For later releases, the integer is 10000 × major + 100 × minor +
+/// patch. For example, 2.9.6 is 20906.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version(c_int);
 
 impl Version {
-    /// Creates the version major.minor.patch. Minor and patch are below 100 in all NCCL releases.
+    /// Creates the version `major.minor.patch`. `minor` and `patch` are below 100 in all NCCL releases.
     pub const fn new(major: u16, minor: u8, patch: u8) -> Self {
         let (major, minor, patch) = (major as c_int, minor as c_int, patch as c_int);
         let old = major <= 2 && minor <= 8;

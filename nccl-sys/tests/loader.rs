@@ -113,7 +113,8 @@ fn a_function_that_should_be_there_and_is_not_is_an_error() {
     let text = missing.unwrap_err().to_string();
     assert_eq!(
         text,
-        "ncclAllReduce is missing from the loaded library: it reports NCCL 2.28.9, but NCCL has had this function since 1.2.1"
+        "ncclAllReduce is missing from the loaded library, although the library reports NCCL 2.28.9 \
+         and NCCL has had this function since 1.2.1"
     );
 }
 
@@ -207,6 +208,7 @@ fn where_there_is_none_every_name_is_listed() {
     shared_object(&folder.path().join("libnccl.so.2"), None, "int nothing;");
     fs::write(folder.path().join("libnccl.so"), "no library").unwrap();
     let text = found(folder.path(), None);
-    assert!(text.starts_with("cannot open NCCL: libnccl.so.2: not NCCL: it has no function ncclGetVersion; "), "{text}");
+    let start = "cannot open NCCL: libnccl.so.2: this file is not NCCL, because it has no function ncclGetVersion; ";
+    assert!(text.starts_with(start), "{text}");
     assert!(text.contains("libnccl.so: ") && text.contains("Install NCCL"), "{text}");
 }

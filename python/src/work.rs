@@ -24,7 +24,7 @@ pub(crate) struct Work {
 
 enum State {
     Started(Started),
-    /// The call is done. For a receive, this is the rank that sent the message.
+    /// The call is done. If the call was a receive, the value is the rank that sent the message.
     Done(Option<usize>),
     Failed(Error),
 }

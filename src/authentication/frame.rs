@@ -46,7 +46,7 @@ pub(crate) enum Reason {
     /// The HMAC is not the expected one. With encryption, the other end's message cannot be decrypted, or does not
     /// contain the expected bytes.
     Wrong,
-    /// The initiator sent a proof of a different version or for a different purpose, or no proof at all.
+    /// The initiator's bytes are not a proof, or they are a proof of a different version or for a different purpose.
     Malformed,
     /// The responder has too many other connections. Another attempt may succeed.
     Busy,

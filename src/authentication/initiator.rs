@@ -24,7 +24,8 @@ pub(crate) struct Initiator {
 
 /// The mechanism of the proof, and how far it has come.
 pub(super) enum Stage {
-    /// HMACs over two nonces: the initiator's, and the responder's challenge, which is `None` until it has arrived.
+    /// HMACs over two nonces: the initiator's `nonce` and the responder's `challenge`. `challenge` is `None` until it
+    /// has arrived.
     Hmac { nonce: Word, challenge: Option<Word> },
     /// The handshake of an encrypted connection. The opening is its first message.
     Handshake(Handshake),

@@ -34,7 +34,8 @@ enum Stage {
 enum Challenge {
     /// An HMAC over both nonces.
     Hmac([Word; 2]),
-    /// Possession of the handshake's keys. The opening does not prove it, because anyone can replay a recorded opening.
+    /// Possession of the handshake's keys. The opening does not prove possession, because anyone can replay a recorded
+    /// opening.
     Keys(Cipher),
 }
 

@@ -20,10 +20,10 @@ const MOST: usize = 1024;
 
 /// A secret that only the processes of a job know.
 ///
-/// If a job has a secret, both ends of every connection first prove to each other that they know the secret. This
-/// applies to connections to the store, between ranks, and for shared memory. A peer that does not know the secret is
-/// refused. Give the same secret to all ranks and to the process that serves their store: through `COLLECTIVES_SECRET`,
-/// `COLLECTIVES_SECRET_FILE`, or [`Config::secret`](crate::Config::secret).
+/// If a job has a secret, both ends of every connection first prove to each other that they know the secret. This rule
+/// applies to connections to the store, to connections between ranks, and to connections for shared memory. A peer that
+/// does not know the secret is refused. Give the same secret to all ranks and to the process that serves their store:
+/// through `COLLECTIVES_SECRET`, `COLLECTIVES_SECRET_FILE`, or [`Config::secret`](crate::Config::secret).
 ///
 /// The bytes after the proof are encrypted only on request: by `COLLECTIVES_ENCRYPT=1`,
 /// [`Config::encrypt`](crate::Config::encrypt), or [`Secret::encrypting`].
@@ -80,8 +80,9 @@ impl Secret {
     ///
     /// # Errors
     ///
-    /// [`Error::Config`] if other users have access to the file or its content is not a valid secret; [`Error::Io`]
-    /// if it cannot be read.
+    /// - [`Error::Config`] if other users have access to the file, if it belongs to another user, or if its content is
+    ///   not a valid secret.
+    /// - [`Error::Io`] if the file cannot be read.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self> {
         let what = format!("the secret in {:?}", path.as_ref());
         let io = |error| Error::io(format!("reading {what}"), error);
@@ -110,8 +111,9 @@ impl Secret {
     }
 
     /// Returns this secret with encryption switched on. The Noise protocol then encrypts the connections over TCP that
-    /// use this secret. Others cannot read the bytes on the network. If bytes are changed, dropped, repeated or added,
-    /// the receiver detects it. Both ends must encrypt: if only one does, they refuse each other.
+    /// use this secret. No other party on the network can read the bytes. If bytes are changed, dropped, repeated or
+    /// added, the receiver detects it. Both ends must encrypt: if only one end encrypts, the two ends refuse each
+    /// other.
     ///
     /// [`Config::encrypt`](crate::Config::encrypt) switches encryption on for a whole job. Call this method for your
     /// own stores: [`TcpStoreServer::bind_with_secret`](crate::store::TcpStoreServer::bind_with_secret) and

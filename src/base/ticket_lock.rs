@@ -31,11 +31,11 @@ const USED: usize = 1;
 /// The reason why a thread did not get the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NoTurn {
-    /// This thread already has the lock and uses the value: it would wait for itself.
+    /// This thread already has the lock and uses the value, so it would wait for itself.
     Inside,
-    /// The limit passed before the thread's turn came.
+    /// The time limit passed before the thread's turn came.
     Late,
-    /// The holder is in the process that this one was forked from.
+    /// The thread that has the lock is in another process, from which this process was forked.
     Forked,
 }
 

@@ -7,40 +7,40 @@ use std::str::FromStr;
 
 use crate::error::{Error, Result};
 
-/// The algorithm of a collective. [`Communicator::algorithm`](crate::Communicator::algorithm) returns the one that a
-/// call uses.
+/// The algorithm of a collective. [`Communicator::algorithm`](crate::Communicator::algorithm) returns the algorithm
+/// that a call uses.
 ///
 /// Calls between hosts, and calls under [`Transport::Tcp`](crate::Transport::Tcp), use one of the first six algorithms.
-/// [`AlgorithmRanges`] can request these six. The others cannot be requested. They name how data moves in calls that
-/// have no choice of algorithm.
+/// [`AlgorithmRanges`] can request these six. The other algorithms cannot be requested. Their names say how data moves
+/// in calls for which there is no choice of algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// `doubling`: exchanges with ranks at distances 1, 2, 4 …; after log₂ n exchanges, every rank has data from all
-    /// others.
+    /// `doubling`: each rank exchanges data with the ranks at distances 1, 2, 4 …. After log₂ n exchanges, every rank
+    /// has data from all other ranks.
     Doubling,
-    /// `binomial`: a tree of log₂ n levels.
+    /// `binomial`: data moves along a tree of log₂ n levels.
     Binomial,
     /// `ring`: data moves from neighbour to neighbour, in both directions, in segments.
     Ring,
     /// `chain`: data moves from the root to its neighbour, and from each rank to the next, in segments.
     Chain,
-    /// `scatter_gather`: a ring gives every rank a complete share; the shares then go to the root.
+    /// `scatter_gather`: a ring gives every rank one completely reduced share. The shares then go to the root.
     ScatterGather,
-    /// `direct`: every rank exchanges data with every other rank. Each rank then reduces all contributions at once, in
-    /// rank order.
+    /// `direct`: every rank exchanges data with every other rank. Each rank then reduces all contributions in one pass,
+    /// in rank order.
     Direct,
     /// `flags`, in shared memory: ranks exchange only flags, for calls without data.
     Flags,
     /// `mailboxes`, in shared memory: ranks put small data next to their flags.
     Mailboxes,
-    /// `slots`, in shared memory: data goes through the ranks' larger areas, in steps.
+    /// `slots`, in shared memory: data goes through the ranks' slots, which are larger than mailboxes, in steps.
     Slots,
     /// `shares`, in shared memory: like `slots`, but each rank reduces one share for all ranks.
     Shares,
-    /// `links`, in shared memory: messages between pairs of ranks, as between hosts.
+    /// `links`, in shared memory: pairs of ranks exchange messages, as between hosts.
     Links,
-    /// `copy`: there is only one rank.
+    /// `copy`: there is only one rank, which copies its data.
     Copy,
     /// `hierarchical`, if there are several hosts and some ranks share a host: data moves through shared memory inside
     /// a host, and over links between the hosts.
@@ -153,11 +153,12 @@ impl Rule {
 }
 
 /// The algorithms that a program requests, each for a range of sizes:
-/// [`Config::algorithms`](crate::Config::algorithms). Sizes are bytes of the whole vector. If ranges overlap, the first
-/// one counts. For sizes that no range covers, the algorithm is chosen by estimated time.
+/// [`Config::algorithms`](crate::Config::algorithms). Sizes are bytes of the whole vector. If several ranges cover a
+/// size, the first of these ranges counts. For sizes that no range covers, the algorithm is chosen by estimated time.
 ///
-/// The text form is a list of `name:from-to` parts separated by commas. `from` belongs to the range, `to` does not.
-/// Without `to` there is no upper limit. Each of the two numbers may have one binary suffix: K, M or G.
+/// The text form is a list of `name:from-to` parts separated by commas. The size `from` belongs to the range, and the
+/// size `to` does not. Without `to`, the range has no upper limit. Each of the two numbers may have one binary suffix:
+/// K, M or G.
 ///
 /// ```
 /// # use collectives::{Algorithm, AlgorithmRanges};
@@ -172,18 +173,18 @@ pub struct AlgorithmRanges {
 }
 
 impl AlgorithmRanges {
-    /// Creates an empty list: at every size, the algorithm is chosen by estimated time.
+    /// Creates an empty list. For sizes that no range covers, the algorithm is chosen by estimated time.
     #[must_use]
     pub const fn new() -> Self {
         Self { rules: Vec::new() }
     }
 
-    /// Adds a range of sizes in bytes, after those already present.
+    /// Adds an algorithm for a range of sizes in bytes, after the ranges already in the list.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for an empty range, and for an algorithm that calls between hosts cannot use. These are
-    /// `copy`, `hierarchical`, and all algorithms in shared memory.
+    /// `InvalidArgument` for an empty range, and for an algorithm that calls between hosts cannot use. The algorithms
+    /// that they cannot use are `copy`, `hierarchical`, and all algorithms in shared memory.
     pub fn with(mut self, algorithm: Algorithm, sizes: impl RangeBounds<usize>) -> Result<Self> {
         let refused = |reason: String| Error::argument("AlgorithmRanges::with", reason);
         let too_large = || refused(format!("{algorithm} is requested for sizes above {}, but no size is that large", usize::MAX));

@@ -24,9 +24,9 @@ pub enum DType {
     F16 = 2,
     /// The format bfloat16: the upper half of a 32-bit float.
     Bf16 = 3,
-    /// 8-bit float, 4 exponent bits, no infinities (OCP E4M3, "fn").
+    /// 8-bit float with 4 exponent bits and without infinities (OCP E4M3, "fn").
     F8E4M3 = 4,
-    /// 8-bit float, 5 exponent bits (OCP E5M2).
+    /// 8-bit float with 5 exponent bits (OCP E5M2).
     F8E5M2 = 5,
     /// 8-bit signed integer.
     I8 = 6,
@@ -44,7 +44,7 @@ pub enum DType {
     U32 = 12,
     /// 64-bit unsigned integer.
     U64 = 13,
-    /// A truth value, one byte, 0 or 1.
+    /// A truth value: one byte, which is 0 or 1.
     Bool = 14,
 }
 
@@ -135,7 +135,7 @@ impl fmt::Display for DType {
 impl FromStr for DType {
     type Err = Error;
 
-    /// Parses the crate's names and those of nccl-tests (`float`, `half`, `bfloat16`, `int8`, `uint64` …).
+    /// Parses a name of this crate, or a name of nccl-tests (`float`, `half`, `bfloat16`, `int8`, `uint64` …).
     fn from_str(text: &str) -> Result<Self, Error> {
         let alias = match text {
             "float" | "float32" => "f32",
@@ -161,17 +161,17 @@ impl FromStr for DType {
 
 /// Plain data, which broadcasts, gathers and sends can move.
 ///
-/// Implemented for every [`Element`] and for arrays of plain data. Implement it for your own `#[repr(C)]` structs to
-/// move them, and to reduce them with a [`CustomOp`](crate::CustomOp).
+/// This trait is implemented for every [`Element`] and for arrays of plain data. Implement it for your own `#[repr(C)]`
+/// structs to move them, and to reduce them with a [`CustomOp`](crate::CustomOp).
 ///
 /// # Safety
 ///
-/// - Every byte of a value is initialised: no padding, no `MaybeUninit`, no references or pointers, which have a
-///   meaning in one process only.
-/// - Any bytes are a value of this type: no `bool`, `char`, enum or `NonZero` inside. Ranks compare only the sizes of
-///   such types, so bytes of a different type may arrive.
-/// - An implementation outside this crate leaves the constants at their defaults. Only
-///   [`element!`](macro@crate::element) may set them.
+/// - Every byte of a value must be initialised: the type must have no padding and no `MaybeUninit`.
+/// - The type must have no references or pointers, because these have a meaning in one process only.
+/// - Any bytes must be a valid value of the type: the type must not contain `bool`, `char`, an enum or `NonZero`. Ranks
+///   compare only the sizes of your own types, so bytes of a different type may arrive.
+/// - An implementation outside this crate must leave the constants at their defaults. Only
+///   [`element!`](macro@crate::element) may set the constants.
 pub unsafe trait Data: Copy + Send + Sync + 'static {
     /// The element type, if reductions support it.
     const DTYPE: Option<DType> = None;
@@ -190,11 +190,12 @@ unsafe impl<T: Data, const N: usize> Data for [T; N] {
     const INNERMOST: Option<DType> = T::INNERMOST;
 }
 
-/// The element of buffers whose type is known at run time: a marker of one byte. See [`TypedBytes`](crate::TypedBytes).
+/// The element of buffers whose element type is known only at run time. It is a marker of one byte. See
+/// [`TypedBytes`](crate::TypedBytes).
 ///
-/// Any [`ReduceOp`](crate::ReduceOp), and a [`CustomOp`](crate::CustomOp) of any [`Element`], can reduce it. The call
-/// checks that the op matches the type. In memory without a type at run time, each such element is plain data of one
-/// byte.
+/// Any [`ReduceOp`](crate::ReduceOp) can reduce such buffers, and so can a [`CustomOp`](crate::CustomOp) of any
+/// [`Element`]. The call checks that the op matches the type. If memory carries no element type at run time, each
+/// `AnyElement` in the memory is plain data of one byte.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
 pub struct AnyElement(u8);
@@ -219,14 +220,15 @@ impl AnyElement {
     }
 }
 
-/// An element type that the built-in reductions support, or a wrapper of one. [`element!`](macro@crate::element)
-/// implements it for your own struct, in safe code. With the feature `float8`, the types of the crate `float8`
-/// implement it too.
+/// An element type that the built-in reductions support, or a wrapper of such a type.
+/// [`element!`](macro@crate::element) implements this trait for your own struct, in safe code. With the feature
+/// `float8`, the types of the crate `float8` implement this trait too.
 ///
 /// # Safety
 ///
-/// `ELEMENT_TYPE`, and `DTYPE` in [`Data`], name the same type. The implementing type has the size, alignment and
-/// layout of the named type: any bytes that are a value of the named type are a value of the implementing type.
+/// `ELEMENT_TYPE` and `DTYPE` (of [`Data`]) must name the same type. The implementing type must have the size,
+/// alignment and layout of the named type. Any bytes that are a value of the named type must also be a value of the
+/// implementing type.
 pub unsafe trait Element: Data + PartialEq + fmt::Debug + Default {
     /// The element type at run time.
     const ELEMENT_TYPE: DType;
@@ -279,7 +281,7 @@ elements! {
 pub(crate) enum TypeTag {
     /// One of the fifteen element types.
     Scalar(DType),
-    /// An array of an element type, which may be nested, and which has this many bytes in all.
+    /// An array, possibly nested, of an element type. The whole array has this many bytes.
     Array(DType, u32),
     /// Other plain data of this many bytes.
     Plain(u32),

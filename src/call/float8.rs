@@ -77,7 +77,8 @@ pub(crate) const fn narrow_to_odd(value: f64) -> f32 {
     }
 }
 
-/// 8-bit float: sign, 4 exponent bits, 3 mantissa bits; no infinities, one NaN pattern per sign; largest 448.
+/// An 8-bit float with a sign bit, 4 exponent bits and 3 mantissa bits. It has no infinities, and one NaN pattern for
+/// each sign. Its largest number is 448.
 ///
 /// Values compare as numbers: NaN differs from itself, and the two zeros are equal.
 ///
@@ -94,7 +95,8 @@ pub(crate) const fn narrow_to_odd(value: f64) -> f32 {
 #[repr(transparent)]
 pub struct F8E4M3(u8);
 
-/// 8-bit float: sign, 5 exponent bits, 2 mantissa bits; infinities and NaN as in IEEE; largest finite 57344.
+/// An 8-bit float with a sign bit, 5 exponent bits and 2 mantissa bits. Infinities and NaN are as in IEEE formats. Its
+/// largest finite number is 57344.
 ///
 /// Values compare as numbers: NaN differs from itself, and the two zeros are equal.
 ///
@@ -120,8 +122,8 @@ impl F8E4M3 {
     /// Not a number.
     pub const NAN: Self = Self(0x7f);
 
-    /// Returns the nearest value, ties to even. Values that round to more than 448, and infinities, become NaN, with
-    /// the sign kept.
+    /// Returns the nearest value, ties to even. Infinities, and values that round to more than 448, become NaN. The
+    /// sign is kept.
     #[inline(always)]
     #[must_use]
     pub const fn from_f32(value: f32) -> Self {
@@ -199,7 +201,8 @@ macro_rules! common {
                 self.0
             }
 
-            /// Returns the nearest value, ties to even: rounded once, not via `f32`.
+            /// Returns the nearest value, ties to even. The value is rounded once, without a conversion to `f32` in
+            /// between.
             #[must_use]
             pub const fn from_f64(value: f64) -> Self {
                 Self::from_f32(narrow_to_odd(value))

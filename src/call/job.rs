@@ -9,7 +9,7 @@ use crate::call::{BlockLayout, Call, Collective};
 
 /// An address of memory, in the form that a backend uses.
 pub(crate) trait Address: Copy + fmt::Debug {
-    /// Returns the address this many bytes further on.
+    /// Returns the address that is `bytes` bytes further on.
     fn advanced(self, bytes: usize) -> Self;
 }
 

@@ -154,15 +154,15 @@ impl FromStr for Collective {
     }
 }
 
-/// The kind of a reported or recorded call: a collective, or one end of a message. It can be compared with a
+/// The kind of a reported or recorded call: a collective, or one end of a message. A `CallKind` can be compared with a
 /// [`Collective`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CallKind {
     /// A collective, in any form.
     Collective(Collective),
-    /// A collective on several buffers in one call: `all_reduce_many`. Such a kind is not equal to the [`Collective`].
-    /// A call with large buffers may be reported as several calls.
+    /// A collective on several buffers in one call: `all_reduce_many`. This kind is not equal to the [`Collective`]
+    /// itself. A call with large buffers may be reported as several calls.
     Many(Collective),
     /// `all_gather_list`.
     AllGatherList,
@@ -212,9 +212,10 @@ impl fmt::Display for CallKind {
 pub(crate) enum BlockLayout {
     /// Every rank's block has this many bytes. In a call without blocks, the whole vector has this many bytes.
     Equal(usize),
-    /// There is one block per rank, and this rank knows the number of bytes of each.
+    /// There is one block per rank, and this rank knows the number of bytes of each block.
     Blocks(Vec<usize>),
-    /// Only this rank's own block is known here (`gather_v`, `scatter_v` on ranks other than the root).
+    /// This rank knows only the number of bytes of its own block, because it is not the root of a `gather_v` or
+    /// `scatter_v`.
     Own(usize),
     /// The number of bytes that this rank sends to each rank, and the number that it receives from each rank.
     Pairs { send: Vec<usize>, receive: Vec<usize> },

@@ -12,23 +12,23 @@ use crate::error::{Error, Result};
 
 /// How the elements of all ranks are combined into one.
 ///
-/// These rules define the result for `n` ranks on host memory, over every transport. They hold on devices too, unless a
-/// rule says otherwise:
+/// These rules define the result for `n` ranks on host memory, over every transport. They apply to devices too, unless
+/// a rule says otherwise:
 ///
-/// - If a rank reduces several inputs at once (shared memory, direct exchange), it accumulates `f16`, `bf16` and the
-///   8-bit floats in `f32`, and rounds once. In a ring or a tree, each rank sends its partial result in the element's
-///   type.
+/// - If a rank reduces several inputs in one pass (in shared memory or in a direct exchange), it accumulates `f16`,
+///   `bf16` and the 8-bit floats in `f32`, and rounds once. In a ring or a tree, each rank sends its partial result in
+///   the element's type.
 /// - Integer `Sum` and `Prod` wrap.
 /// - `Min` and `Max` drop a NaN if the other operand is a number.
-/// - `bool`: `Sum` and `Max` mean OR, `Prod` and `Min` mean AND; `Avg` is refused.
-/// - `Avg`: floats are summed, then divided by `n` once. Integers are summed (wrapping), then divided, truncating
-///   toward zero. So floats near the largest number of their type overflow in the sum: the mean of eight `f32` of
-///   `1e38` is an infinity. On devices NCCL may divide first; then the sum does not overflow. Whether NCCL divides
-///   first depends on size, type, number of ranks and devices (`Device::explain` reports it), so do not rely on either
-///   order. Means of `f16` on devices do not overflow.
-/// - On host memory every rank ends with the same bits. The same inputs give the same bits on every run with the same
-///   world size and transport. With [`Config::reproducible`](crate::Config::reproducible), they also give the same bits
-///   with every transport. On devices NCCL chooses the order of a sum.
+/// - For `bool`, `Sum` and `Max` mean OR, and `Prod` and `Min` mean AND. `Avg` is refused.
+/// - For `Avg`, floats are summed, and the sum is divided by `n` once. Integers are summed with wrapping, and the sum
+///   is divided by `n` and truncated toward zero. So floats near the largest number of their type overflow in the sum:
+///   the mean of eight `f32` of `1e38` is an infinity. On devices, NCCL may divide before it sums, and the sum then
+///   does not overflow. The order depends on the size, the type, the number of ranks, and the devices, so do not rely
+///   on it. `Device::explain` reports which order NCCL uses. Means of `f16` on devices do not overflow.
+/// - On host memory, every rank gets the same bits. The same inputs give the same bits on every run with the same world
+///   size and transport. With [`Config::reproducible`](crate::Config::reproducible), the bits do not depend on the
+///   transport. On devices, NCCL chooses the order of a sum.
 ///
 /// ```
 /// # use collectives::{Communicator, ReduceOp};
@@ -66,7 +66,7 @@ pub enum ReduceOp {
 }
 
 impl ReduceOp {
-    /// Every built-in op; `PreMulSum` with the scalar 1.
+    /// Every built-in op. `PreMulSum` has the scalar 1 here.
     pub const ALL: [ReduceOp; 9] = [
         ReduceOp::Sum,
         ReduceOp::Prod,
@@ -100,7 +100,8 @@ impl ReduceOp {
     ///
     /// # Errors
     ///
-    /// `Unsupported`, with the reason: `Avg` of `bool`, bitwise ops of floats, `PreMulSum` of types other than floats.
+    /// `Unsupported` for `Avg` of `bool`, for bitwise ops of floats, and for `PreMulSum` of types other than floats.
+    /// The error gives the reason.
     pub fn check(self, dtype: DType) -> Result<()> {
         let reason = match self {
             ReduceOp::Avg if dtype == DType::Bool => "the mean of booleans is not a boolean; convert to a numeric type first",
@@ -150,10 +151,10 @@ impl FromStr for ReduceOp {
 
 /// A reduction defined by the caller.
 ///
-/// The function gets two slices of equal length and reduces the second into the first, element by element. It may be
-/// called on any part of a buffer, and in any grouping, so it must be associative. An op that is not commutative is
-/// applied in rank order. Every rank must use an op of the same name, and of the same kind: commutative or not. Ranks
-/// compare both.
+/// The function gets two slices of equal length and reduces the second into the first, element by element. The crate
+/// may call the function on any part of a buffer, and may group the ranks' contributions in any way. So the function
+/// must be associative. An op that is not commutative is applied in rank order. All ranks must use ops with the same
+/// name. Either all ranks' ops must be commutative, or none of them. Ranks compare the names and this property.
 ///
 /// ```
 /// use collectives::{Communicator, CustomOp};
@@ -186,9 +187,9 @@ pub struct CustomOp<T> {
 /// The implementation of a custom op on a device.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum DeviceCode {
-    /// A CUDA C expression over `a` and `b`; compiled by NVRTC when it is first used.
+    /// A CUDA C expression over `a` and `b`. NVRTC compiles it when it is first used.
     Expression(Arc<str>),
-    /// A PTX image, and the name of the kernel in it that folds.
+    /// A PTX image, and the name of the image's kernel that folds.
     Ptx { image: Arc<str>, entry: Arc<str> },
 }
 
@@ -215,10 +216,10 @@ impl<T: Data> CustomOp<T> {
         Self { name: name.into(), hash: hash(name), commutative: true, function: None, device }
     }
 
-    /// Adds an implementation for device buffers: a CUDA C expression over `a` (the result so far) and `b` (the next
-    /// rank's element), e.g. `fabsf(b) > fabsf(a) ? b : a`. Both are of the element's type. For `f16`, `bf16` and the
-    /// 8-bit floats, both are `float`, and the result is rounded once, after the last rank. The ranks' elements are
-    /// reduced in rank order.
+    /// Adds an implementation for device buffers: a CUDA C expression such as `fabsf(b) > fabsf(a) ? b : a`. In the
+    /// expression, `a` is the result so far, and `b` is the next rank's element. The type of `a` and `b` is the
+    /// element's type. For `f16`, `bf16` and the 8-bit floats, it is `float`, and the result is rounded once, after the
+    /// last rank. The ranks' elements are reduced in rank order.
     ///
     /// NVRTC compiles the expression when a communicator first uses the op. If NVRTC is absent, the call returns an
     /// error. Every rank must pass the same expression.
@@ -234,15 +235,15 @@ impl<T: Data> CustomOp<T> {
     ///
     /// # Safety
     ///
-    /// The kernel has the parameters that `kernels/README.md` lists. It reads no more than its inputs and writes no
-    /// more than its output.
+    /// The kernel must have the parameters that `kernels/README.md` lists. It must read nothing but its inputs, and
+    /// write nothing but its output.
     #[expect(unsafe_code, reason = "what foreign machine code does cannot be checked")]
     #[must_use]
     pub unsafe fn with_ptx(self, image: &str, entry: &str) -> Self {
         Self { device: Some(DeviceCode::Ptx { image: image.into(), entry: entry.into() }), ..self }
     }
 
-    /// Creates an op that is only associative: it is always applied in rank order.
+    /// Creates an op that is associative but not commutative. It is always applied in rank order.
     pub fn ordered(name: &str, function: impl Fn(&mut [T], &[T]) + Send + Sync + 'static) -> Self {
         Self { commutative: false, ..Self::new(name, function) }
     }
@@ -271,9 +272,9 @@ impl<T> fmt::Debug for CustomOp<T> {
     }
 }
 
-/// The reduction of a call on buffers of `T`: a [`ReduceOp`] for the element types that it supports, or a [`CustomOp`]
-/// for any plain data. For buffers of [`AnyElement`], a reduction can be either, and must support the type that the
-/// buffers have at run time.
+/// The reduction of a call on buffers of `T`. A [`ReduceOp`] can reduce the element types that it supports. A
+/// [`CustomOp`] can reduce any plain data. For buffers of [`AnyElement`], the reduction is a `ReduceOp` or a `CustomOp`
+/// that supports the type that the buffers have at run time.
 #[derive(Debug, Clone)]
 pub struct Reduction<T> {
     pub(crate) kind: ReductionKind,
@@ -308,7 +309,7 @@ pub(crate) trait ErasedFold: Send + Sync {
     ///
     /// # Safety
     ///
-    /// The conditions of `Fold::fold` hold for the implementor's element type, and `bytes` is not 0.
+    /// The conditions of `Fold::fold` must hold for the implementor's element type, and `bytes` must not be 0.
     #[expect(unsafe_code, reason = "a fold works on raw memory, and only its caller knows what lies there")]
     unsafe fn fold(&self, into: *mut u8, inputs: &[*const u8], bytes: usize);
 }

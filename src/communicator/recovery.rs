@@ -38,7 +38,7 @@ impl RecoveryListener {
 
 /// The current state of this rank's recovery listener.
 enum Own {
-    /// There is no listener, for this reason.
+    /// There is no listener. The text says why.
     Missing(String),
     Closed(TcpListener),
     Open(TcpStoreServer),

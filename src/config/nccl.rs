@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 /// config.check_device_calls = unsafe { CheckDeviceCalls::unchecked_after(64) };
 /// ```
 ///
-/// A program that compares fewer than all calls makes a promise, which safe code cannot make:
+/// A program that compares fewer than all calls makes a promise. Safe code cannot make this promise:
 ///
 /// ```compile_fail,E0133
 /// let _ = collectives::nccl::CheckDeviceCalls::unchecked_after(64);
@@ -38,17 +38,19 @@ impl CheckDeviceCalls {
     /// # Safety
     ///
     /// NCCL compares nothing. If ranks make different calls, NCCL writes past the end of buffers, or puts bytes of one
-    /// type where another type is expected. So the following must hold for all calls that are not compared, on all
+    /// type where another type is expected. So the following must be true for all calls that are not compared, on all
     /// ranks of the communicators with this setting:
     ///
     /// - Every rank makes the same collectives in the same order, with the same op, element type, counts, root and
     ///   lists of counts. The ranks also put the same collectives into each group.
-    /// - Both ends of every message name the same element type and length. Both ends make their messages in the same
-    ///   order.
-    /// - If the communicator is an [`NcclCommunicator`](crate::nccl::NcclCommunicator), the ranks also have the same
-    ///   [`device_scratch_bytes`](crate::Config::device_scratch_bytes) and
-    ///   [`reproducible`](crate::Config::reproducible), are on devices of one compute capability, and make the same
-    ///   groups of messages. (Ranks of an `NcclCommunicator` exchange nothing before their calls.)
+    /// - Both ends of every message name the same element type and length. Both ends make their sends and receives in
+    ///   the same order.
+    /// - If the communicator is an [`NcclCommunicator`](crate::nccl::NcclCommunicator), these must also be the same on
+    ///   all ranks, because its ranks exchange nothing before their calls:
+    ///   - [`device_scratch_bytes`](crate::Config::device_scratch_bytes) and
+    ///     [`reproducible`](crate::Config::reproducible),
+    ///   - the compute capability of the devices,
+    ///   - the groups of messages.
     #[must_use]
     pub const unsafe fn unchecked_after(calls: u64) -> Self {
         Self { first: Some(calls) }
@@ -76,7 +78,7 @@ impl fmt::Debug for CheckDeviceCalls {
     }
 }
 
-/// The file of an NCCL library to load, which the program vouches for.
+/// The file of an NCCL library to load. The program vouches for this file.
 ///
 /// ```
 /// use collectives::{Config, nccl::NcclLibrary};
@@ -113,9 +115,9 @@ impl NcclLibrary {
     }
 }
 
-/// NCCL's own settings. If you do not set a setting here, NCCL or its environment variables decide.
+/// NCCL's own settings. For settings that you do not set here, NCCL or its environment variables decide.
 ///
-/// All ranks must use the same settings. A library that is older than a setting ignores the setting.
+/// All ranks must use the same settings. If the loaded NCCL is older than a setting, it ignores that setting.
 ///
 /// ```
 /// use collectives::nccl::NcclConfig;
@@ -150,11 +152,11 @@ pub struct NcclConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CtaPolicy {
-    /// As many blocks as give the most bandwidth.
+    /// The number of blocks that gives the most bandwidth.
     Default,
-    /// Fewer blocks, if that costs little bandwidth.
+    /// Fewer blocks, if fewer blocks cost little bandwidth.
     Efficiency,
-    /// No blocks if copy engines can do the work. This needs NCCL windows and NCCL 2.28.3.
+    /// No blocks if copy engines can do the work. This setting needs NCCL windows and NCCL 2.28.3.
     Zero,
 }
 
@@ -178,8 +180,8 @@ impl NcclConfig {
         self
     }
 
-    /// Sets the minimum number of blocks of a kernel: `minCTAs`, which must not exceed [`max_ctas`](Self::max_ctas).
-    /// You must set `max_ctas` too. Since NCCL 2.17.1.
+    /// Sets the minimum number of blocks of a kernel: `minCTAs`. You must also set [`max_ctas`](Self::max_ctas), to at
+    /// least this minimum. Since NCCL 2.17.1.
     #[must_use]
     pub fn min_ctas(mut self, blocks: u32) -> Self {
         self.min_ctas = Some(blocks);
@@ -201,9 +203,9 @@ impl NcclConfig {
         self
     }
 
-    /// Sets whether communicators that are split from this one share its resources: `splitShare`. Since NCCL 2.18.1.
-    /// `true` is refused, because NCCL aborts communicators with shared resources together. In this crate, a
-    /// communicator that is split from another must stay usable after the other has ended.
+    /// Sets whether a communicator shares its resources with the communicators that are split from it: `splitShare`.
+    /// Since NCCL 2.18.1. `true` is refused, because NCCL aborts communicators with shared resources together. In this
+    /// crate, a communicator that is split from another must stay usable after the other has ended.
     #[must_use]
     pub fn split_share(mut self, share: bool) -> Self {
         self.split_share = Some(share);
@@ -224,7 +226,7 @@ impl NcclConfig {
         self
     }
 
-    /// Sets whether reductions inside the network are used (SHARP): `collnetEnable`. Since NCCL 2.27.3.
+    /// Sets whether NCCL uses reductions inside the network (SHARP): `collnetEnable`. Since NCCL 2.27.3.
     #[must_use]
     pub fn collnet(mut self, enable: bool) -> Self {
         self.collnet = Some(enable);
@@ -238,8 +240,8 @@ impl NcclConfig {
         self
     }
 
-    /// Sets whether a communicator shrunk from this one shares its resources: `shrinkShare`. Since NCCL 2.27.3. `true`
-    /// is refused, as in [`split_share`](Self::split_share).
+    /// Sets whether a communicator shares its resources with a communicator that is shrunk from it: `shrinkShare`.
+    /// Since NCCL 2.27.3. `true` is refused, as in [`split_share`](Self::split_share).
     #[must_use]
     pub fn shrink_share(mut self, share: bool) -> Self {
         self.shrink_share = Some(share);
@@ -268,8 +270,8 @@ impl NcclConfig {
         self
     }
 
-    /// Sets how the communicator is used with CUDA graphs: `graphUsageMode`. If there is only one kind of use, NCCL
-    /// needs less bookkeeping. Since NCCL 2.29.2.
+    /// Sets how the communicator is used with CUDA graphs: `graphUsageMode`. If the communicator is used in only one
+    /// way, NCCL needs less bookkeeping. Since NCCL 2.29.2.
     #[must_use]
     pub fn graph_usage(mut self, usage: GraphUsage) -> Self {
         self.graph_usage = Some(usage);
@@ -283,14 +285,15 @@ impl NcclConfig {
         self
     }
 
-    /// Sets the maximum number of peers to which a rank sends messages at once: `maxP2pPeers`. Since NCCL 2.30.3.
+    /// Sets the maximum number of peers to which a rank sends messages at the same time: `maxP2pPeers`. Since NCCL
+    /// 2.30.3.
     #[must_use]
     pub fn max_p2p_peers(mut self, peers: u32) -> Self {
         self.max_p2p_peers = Some(peers);
         self
     }
 
-    /// Sets whether the order of streams is kept inside graphs: `graphStreamOrdering`. Since NCCL 2.30.7.
+    /// Sets whether NCCL keeps the order of streams inside graphs: `graphStreamOrdering`. Since NCCL 2.30.7.
     #[must_use]
     pub fn graph_stream_ordering(mut self, keep: bool) -> Self {
         self.graph_stream_ordering = Some(keep);

@@ -33,7 +33,7 @@ pub(super) fn check(names: impl Iterator<Item = String>) -> Result<()> {
     for name in names {
         let Some(rest) = name.strip_prefix(PREFIX).filter(|rest| !KNOWN.contains(rest)) else { continue };
         if let Some(meant) = meant(rest) {
-            return Err(Error::config(name.clone(), format!("not known; did you mean {PREFIX}{meant}? Rename it, or unset it")));
+            return Err(Error::config(name.clone(), format!("not known; did you mean {PREFIX}{meant}? Rename the variable, or unset it")));
         }
         crate::base::event::debug!("the variable {name} is not a setting of this crate");
     }

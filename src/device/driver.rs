@@ -216,7 +216,7 @@ const FINAL: [u32; 13] = [214, 220, 226, 700, 702, 710, 714, 715, 716, 717, 718,
 pub(crate) fn words(error: DriverError) -> String {
     let name = error.error_name().map_or("unknown error".into(), |name| name.to_string_lossy());
     let text = error.error_string().map_or("the driver gives no description".into(), |text| text.to_string_lossy());
-    let advice = if FINAL.contains(&(error.0 as u32)) { "; this process cannot use the device any more: restart it" } else { "" };
+    let advice = if FINAL.contains(&(error.0 as u32)) { "; this process cannot use the device any more: restart the process" } else { "" };
     format!("{name}: {text}{advice}")
 }
 
@@ -471,10 +471,10 @@ mod tests {
         simgpu::install();
         let last = [Code::CUDA_ERROR_ILLEGAL_ADDRESS, Code::CUDA_ERROR_LAUNCH_FAILED, Code::CUDA_ERROR_ASSERT];
         for code in last.into_iter().chain([Code::CUDA_ERROR_ECC_UNCORRECTABLE, Code::CUDA_ERROR_NVLINK_UNCORRECTABLE]) {
-            assert!(words(DriverError(code)).ends_with("restart it"), "{}", words(DriverError(code)));
+            assert!(words(DriverError(code)).ends_with("restart the process"), "{}", words(DriverError(code)));
         }
         for code in [Code::CUDA_ERROR_OUT_OF_MEMORY, Code::CUDA_ERROR_INVALID_VALUE, Code::CUDA_ERROR_NOT_SUPPORTED] {
-            assert!(!words(DriverError(code)).contains("restart it"), "{}", words(DriverError(code)));
+            assert!(!words(DriverError(code)).contains("restart the process"), "{}", words(DriverError(code)));
         }
     }
 

@@ -26,10 +26,10 @@ use crate::error::{Error, Result};
 /// memory.
 ///
 /// The buffer can be used like a cudarc `CudaSlice`, with cudarc's own copies and kernels and with this crate's
-/// collectives. Like a `CudaSlice`, the buffer tracks the streams that use it. NCCL frees memory at once, not in the
-/// order of a stream. So dropping the buffer waits up to a minute for the streams that use it. If they do not finish in
-/// that time, the memory is leaked, because a kernel may still use it. If event tracking is disabled in the context,
-/// dropping the buffer waits for all work in the context.
+/// collectives. Like a `CudaSlice`, the buffer tracks the streams that use it. NCCL frees memory immediately, not in
+/// the order of a stream. So dropping the buffer waits for the streams that use it, for up to a minute. If the streams
+/// do not finish in that time, the memory is leaked, because a kernel may still use it. If event tracking is disabled
+/// in the context, dropping the buffer waits for all work in the context.
 #[derive(Debug)]
 pub struct NcclBuffer<T: Data> {
     library: &'static Library,
@@ -164,7 +164,7 @@ unsafe impl Sync for Tie {}
 mod sealed {
     /// Memory in an allocation that does not move and that remains allocated until the value is dropped.
     pub trait Lasting {
-        /// Whether NCCL allocated the memory, in the way that suits NCCL best on this machine.
+        /// Whether NCCL allocated the memory. NCCL allocates in the way that suits it best on this machine.
         fn is_of_nccl(&self) -> bool {
             false
         }
@@ -205,8 +205,9 @@ impl<T: Data, B: Registrable> sealed::Lasting for Window<T, B> {
 }
 
 impl Tie {
-    /// Registers `bytes` at `address` with NCCL; returns `None` if NCCL has no use for a registration. `asked` becomes
-    /// true just before the call to NCCL. From then on NCCL may know the memory, even if the registration fails.
+    /// Registers `bytes` bytes at `address` with NCCL. Returns `None` if NCCL has no use for a registration. `asked`
+    /// becomes true just before the call to NCCL. From then on NCCL may know the memory, even if the registration
+    /// fails.
     fn new(
         comm: &NcclComm,
         (address, bytes): (CUdeviceptr, usize),
@@ -298,8 +299,8 @@ impl<B> EngineGuard<B> {
         }
     }
 
-    /// Makes NCCL forget the buffer and returns it; `None` if NCCL may still know the buffer, which is then leaked.
-    /// Called once, at the end.
+    /// Makes NCCL forget the buffer, and returns the buffer. If NCCL may still know the buffer, leaks the buffer and
+    /// returns `None`. Call this once, at the end.
     fn take(&mut self) -> Option<B> {
         if self.tie.take().is_none_or(Tie::undo) {
             // SAFETY: called once, by `drop` or by `into_buffer`, which forgets the rest. Nothing uses the buffer here
@@ -329,9 +330,9 @@ impl<B> Drop for EngineGuard<B> {
 /// A buffer that is registered with one communicator. The communicator's collectives can use the buffer in place,
 /// without copies through NCCL's buffers.
 ///
-/// The registration owns the buffer, a [`NcclBuffer`] or a `CudaSlice`, and is used like the buffer itself. Dropping
-/// the registration waits for the communicator's work on the device. If NCCL does not forget the buffer within ten
-/// minutes, its memory is leaked, and a `tracing` event reports it.
+/// The registration owns the buffer, and is used like the buffer itself. The buffer is, for example, a [`NcclBuffer`]
+/// or a `CudaSlice`. Dropping the registration waits for the communicator's work on the device. If NCCL does not forget
+/// the buffer within ten minutes, the buffer's memory is leaked, and a `tracing` event reports it.
 #[derive(Debug)]
 pub struct Registration<T, B> {
     held: EngineGuard<B>,
@@ -355,12 +356,12 @@ impl<T: Data, B: Registrable<Element = T>> Registration<T, B> {
     }
 }
 
-/// A buffer that all ranks of one communicator register together. The fastest kernels need such a buffer, and so do
-/// collectives without kernels.
+/// A buffer that all ranks of one communicator register together. NCCL's fastest kernels need such a buffer, and so do
+/// NCCL's collectives that run without kernels.
 ///
 /// The window owns the buffer, and is used like the buffer itself. Dropping the window waits for the communicator's
-/// work on the device. If NCCL does not forget the buffer within ten minutes, its memory is leaked, and a `tracing`
-/// event reports it.
+/// work on the device. If NCCL does not forget the buffer within ten minutes, the buffer's memory is leaked, and a
+/// `tracing` event reports it.
 #[derive(Debug)]
 pub struct Window<T, B> {
     held: EngineGuard<B>,
@@ -375,8 +376,8 @@ impl<T: Data, B: Registrable<Element = T>> Window<T, B> {
         Ok(Self { held: EngineGuard::new(comm, buffer, extent, window, deadline)?, elements: PhantomData })
     }
 
-    /// Whether the communicator's devices can do more with the window than with other memory. If not, the window is a
-    /// buffer like any other.
+    /// Whether the communicator's devices can do more with the window than with other memory. If they cannot, the
+    /// window is a buffer like any other.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.held.tie.is_some()
@@ -423,7 +424,7 @@ pub(crate) fn suits_window<B: Registrable>(comm: &NcclComm, buffer: &B) -> Resul
         None => Ok(bytes),
         Some(reason) => {
             let reason = format!(
-                "{reason}: allocate it with NcclCommunicator::allocate (ncclMemAlloc), or with cuMemCreate; a CudaSlice comes from \
+                "{reason}: allocate the buffer with NcclCommunicator::allocate (ncclMemAlloc), or with cuMemCreate; a CudaSlice comes from \
                  the driver's pool"
             );
             Err(Error::unsupported(format!("a window on {bytes} B"), reason))

@@ -23,8 +23,8 @@ use crate::config::Config;
 use crate::config::nccl::NcclLibrary;
 use crate::error::{Error, Result};
 
-/// The id by which the ranks of a new [`NcclCommunicator`] find each other. One rank creates it and sends it to the
-/// others.
+/// The id by which the ranks of a new [`NcclCommunicator`] find each other. One rank creates the id and sends it to the
+/// other ranks.
 ///
 /// An id is valid for one communicator. Any process that has the id can join, so send it over a connection you trust.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -43,7 +43,7 @@ impl UniqueId {
         comm::unique_id(library).map(Self::from_nccl)
     }
 
-    /// Returns the bytes of the id, to be sent to the other ranks.
+    /// Returns the bytes of the id, so that you can send them to the other ranks.
     #[must_use]
     pub fn to_bytes(self) -> [u8; size_of::<ncclUniqueId>()] {
         self.0
@@ -78,7 +78,7 @@ impl fmt::Debug for UniqueId {
 /// - **Typed** calls ([`all_reduce`](Self::all_reduce) and the other collectives; [`send`](Self::send),
 ///   [`recv`](Self::recv), [`group`](Self::group)) are safe. They take buffers, and order each call relative to other
 ///   uses of its buffers. Before anything is queued, each call is compared with the other ranks' calls over NCCL
-///   itself. Use these. If the comparison costs too much, use
+///   itself. Prefer typed calls. If the comparison takes too much time, use
 ///   [`CheckDeviceCalls::unchecked_after`](crate::nccl::CheckDeviceCalls::unchecked_after) as well.
 /// - **Raw** calls ([`call`](Self::call), [`message`](Self::message)) are `unsafe`. They take addresses and an element
 ///   type chosen at run time. They neither order nor compare calls. Use raw calls in an engine that manages memory and
@@ -86,7 +86,8 @@ impl fmt::Debug for UniqueId {
 ///   same compute capability, and all ranks must pass the same [`Config::device_scratch_bytes`] and
 ///   [`Config::reproducible`].
 ///
-/// Every wait ends at [`Config::timeout`]. The communicator is then aborted, and its error gives the reason.
+/// Every wait ends when [`Config::timeout`] has passed. The communicator is then aborted, and its error gives the
+/// reason.
 ///
 /// ```no_run
 /// # use collectives::{Config, ReduceOp, nccl::{NcclCommunicator, RawBuffer, RawCall, UniqueId}};
@@ -106,7 +107,7 @@ impl fmt::Debug for UniqueId {
 /// the other, in the order of arrival. [`Device::raw`](crate::Device::raw) returns the NCCL communicator behind a
 /// [`Communicator`](crate::Communicator). All ranks must make a call through the same type, `Communicator` or
 /// `NcclCommunicator`, because the `Communicator` compares calls over its host backend. If some ranks use the
-/// `Communicator` and others the `NcclCommunicator`, all wait until the deadline.
+/// `Communicator` and other ranks use the `NcclCommunicator`, all ranks wait until the deadline.
 #[derive(Debug, Clone)]
 pub struct NcclCommunicator(Arc<Inner>);
 
@@ -128,8 +129,8 @@ const _: () = {
 pub struct NcclAbortHandle(Weak<NcclComm>);
 
 impl NcclAbortHandle {
-    /// Ends the communicator at once. Work on the device that waits for other ranks ends, and its results are invalid.
-    /// Idempotent.
+    /// Ends the communicator immediately. Work on the device that waits for other ranks ends, and its results are
+    /// invalid. Idempotent.
     pub fn abort(&self) {
         if let Some(comm) = self.0.upgrade() {
             comm.abort();
@@ -140,19 +141,19 @@ impl NcclAbortHandle {
 /// Whether a communicator remains usable after it has been shrunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShrinkMode {
-    /// The communicator remains usable. Nothing may be in flight on it.
+    /// The communicator remains usable. No call may be in flight on the communicator.
     #[doc(alias = "NCCL_SHRINK_DEFAULT")]
     Keep,
-    /// The communicator's work in flight is stopped first. Use this mode, for example, if a rank has died during that
-    /// work. Afterwards the communicator can only be dropped.
+    /// The shrink first stops the communicator's work in flight. Use this mode, for example, if a rank has died during
+    /// that work. Afterwards the communicator can only be dropped.
     #[doc(alias = "NCCL_SHRINK_ABORT")]
     Abort,
 }
 
-/// An address for a raw call, with the element type and the number of elements there.
+/// The memory of a raw call: its address, its number of elements, and their type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RawBuffer {
-    /// The device address; 0 only if nothing is read or written.
+    /// The device address. It may be 0 only if the call neither reads nor writes this memory.
     pub address: u64,
     /// The number of elements.
     pub count: usize,
@@ -164,28 +165,31 @@ pub struct RawBuffer {
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum RawCall {
-    /// All-reduce. Source and destination have the same length, and may be the same buffer.
+    /// All-reduce. Source and destination must have the same length, and may be the same buffer.
     AllReduce(ReduceOp),
-    /// Reduce to a root. Lengths as for `AllReduce`; the destination is used only on the root.
+    /// Reduce to a root. The lengths are as for `AllReduce`. Only the root uses the destination.
     Reduce(ReduceOp, usize),
-    /// Broadcast from a root. Lengths as for `AllReduce`; the source is used only on the root.
+    /// Broadcast from a root. The lengths are as for `AllReduce`. Only the root uses the source.
     Broadcast(usize),
-    /// All-gather. The destination's length is the world size times the source's length.
+    /// All-gather. The destination's length must be the world size times the source's length.
     AllGather,
-    /// Reduce-scatter. The source's length is the world size times the destination's length.
+    /// Reduce-scatter. The source's length must be the world size times the destination's length.
     ReduceScatter(ReduceOp),
-    /// All-to-all. Source and destination have the same length, a multiple of the world size.
+    /// All-to-all. Source and destination must have the same length, which must be a multiple of the world size.
     AllToAll,
 }
 
 impl NcclCommunicator {
     /// Joins the communicator that `ids` identify, on the device of `context`, and waits for all other ranks to join.
-    /// Several ids spread the work of starting thousands of ranks; all ranks pass the same ids in the same order.
+    /// For thousands of ranks, pass several ids, which distribute the work of the start. All ranks must pass the same
+    /// ids in the same order.
     ///
     /// # Errors
     ///
-    /// - `Config` if `rank` is not below `world_size`, if there are no ids or more ids than ranks, if a setting of NCCL in
-    ///   `config` is invalid, or if a variable overrides the settings of this crate's NCCL communicators.
+    /// - `Config` if `rank` is not below `world_size`.
+    /// - `Config` if there are no ids, or more ids than ranks.
+    /// - `Config` if a setting of NCCL in `config` is invalid.
+    /// - `Config` if an environment variable overrides the settings of this crate's NCCL communicators.
     /// - `NoDevice` if the driver or NCCL is missing.
     /// - `Nccl` if NCCL fails.
     /// - `Cuda` if the driver fails.
@@ -244,16 +248,16 @@ impl NcclCommunicator {
         self.0.backend.comm().world_size()
     }
 
-    /// Creates a communicator of all ranks except those listed. Only the remaining ranks call this method. Needs NCCL
-    /// 2.27.3.
+    /// Creates a communicator of all ranks except the ranks in `excluded`. The remaining ranks must call this method,
+    /// and the excluded ranks must not. Needs NCCL 2.27.3.
     ///
     /// # Errors
     ///
     /// - `InvalidArgument` if `excluded` is empty, or contains this rank or a rank that does not exist.
     /// - `Unsupported` with an older NCCL.
     /// - `Poisoned` if the communicator has ended.
-    /// - With [`ShrinkMode::Abort`], `Aborted` if another thread does not leave a call on this communicator. The
-    ///   communicator is then aborted.
+    /// - `Aborted` if `parent` is [`ShrinkMode::Abort`] and another thread does not leave a call on this communicator.
+    ///   The communicator is then aborted.
     /// - `Nccl` if NCCL fails.
     /// - `Timeout` if the remaining ranks do not call this method in time.
     #[doc(alias = "ncclCommShrink")]
@@ -270,7 +274,8 @@ impl NcclCommunicator {
     /// - `Unsupported` with an older NCCL.
     /// - `Poisoned` if the communicator has ended.
     /// - `Aborted` if another thread does not leave a call on this communicator. The communicator is then aborted.
-    /// - `Nccl` if NCCL fails, and `Timeout` if it does not return in time. The communicator has then ended.
+    /// - `Nccl` if NCCL fails, and `Timeout` if NCCL does not return in time. After either error, the communicator has
+    ///   ended.
     #[doc(alias = "ncclCommRevoke")]
     pub fn revoke(&self) -> Result<()> {
         self.0.backend.comm().revoke(&self.deadline())
@@ -282,14 +287,14 @@ impl NcclCommunicator {
         NcclAbortHandle(Arc::downgrade(self.0.backend.comm()))
     }
 
-    /// Waits for work in flight on the streams that were used, then closes the communicator. All ranks call this
+    /// Waits for work in flight on the streams that were used, then closes the communicator. All ranks must call this
     /// method.
     ///
     /// # Errors
     ///
-    /// `Timeout`, and errors of NCCL or the driver; after any of these errors the communicator has ended.
-    /// `InvalidArgument` while captured graphs contain calls of this communicator: the communicator then remains
-    /// usable, and can be closed after the graphs are dropped.
+    /// - `Timeout`, and errors of NCCL or the driver. After any of these errors, the communicator has ended.
+    /// - `InvalidArgument` if captured graphs contain calls of this communicator. The communicator then remains usable,
+    ///   and can be closed after the graphs have been dropped.
     #[doc(alias("ncclCommFinalize", "ncclCommDestroy"))]
     pub fn close(&self) -> Result<()> {
         let deadline = self.deadline();
@@ -305,9 +310,9 @@ impl NcclCommunicator {
         self.0.backend.comm().async_error()
     }
 
-    /// Returns NCCL's own communicator, for calls that this crate does not have. It is a blocking communicator; the
-    /// handle is null once the communicator has ended. Use it from one thread at a time, and never destroy, abort or
-    /// split it: it shares its abort flags with a communicator that this crate keeps.
+    /// Returns NCCL's own communicator, for calls that this crate does not have. NCCL's communicator is blocking. The
+    /// handle is null once this communicator has ended. Use the handle from one thread at a time. Never destroy, abort
+    /// or split NCCL's communicator, because it shares its abort flags with a communicator that this crate keeps.
     #[must_use]
     pub fn nccl_handle(&self) -> nccl_sys::ncclComm_t {
         self.0.backend.comm().handle()
@@ -327,19 +332,21 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for lengths that do not fit; `Unsupported` for an op that the type does not have; `Nccl` if
-    /// NCCL fails; `Poisoned` if the communicator has ended.
+    /// - `InvalidArgument` for lengths that do not fit the call.
+    /// - `Unsupported` for an op that the type does not have.
+    /// - `Nccl` if NCCL fails.
+    /// - `Poisoned` if the communicator has ended.
     ///
     /// # Safety
     ///
-    /// - Both buffers are memory of this device, of the stated length, until the stream has completed the call.
-    /// - Until then, no other code or kernel writes either buffer, or reads the destination.
-    /// - The buffers are the same or do not overlap. For `AllGather` and `ReduceScatter` the shorter one may also be
-    ///   this rank's block of the longer one.
-    /// - The source contains elements of its stated type.
-    /// - The next call of every rank on this communicator is the same call, with the same op, root, type and counts.
-    ///   Typed calls, and calls from other threads, are part of this order.
-    /// - All ranks made the communicator with the same [`Config`], on devices of the same compute capability.
+    /// - Until the stream has completed the call, both buffers must be memory of this device, of the stated length.
+    /// - Until then, no other code or kernel may write either buffer, or read the destination.
+    /// - The buffers must be the same, or must not overlap. For `AllGather` and `ReduceScatter`, the shorter buffer may
+    ///   also be this rank's block of the longer buffer.
+    /// - The source must contain elements of its stated type.
+    /// - On this communicator, every rank's next call must be the same call, with the same op, root, type and counts.
+    ///   Typed calls, and calls from other threads, count too.
+    /// - All ranks must have made the communicator with the same [`Config`], on devices of the same compute capability.
     ///
     /// Ranks do not compare any of this, and NCCL writes whatever it receives.
     pub unsafe fn call(&self, call: RawCall, source: RawBuffer, destination: RawBuffer, stream: &Arc<CudaStream>) -> Result<()> {
@@ -351,19 +358,21 @@ impl NcclCommunicator {
     }
 
     /// Queues a send to `peer` if `sends` is true, or a receive from `peer` otherwise. Messages between two ranks are
-    /// matched in order. Both ends of a message have the same length.
+    /// matched in order. Both ends of a message must pass the same length.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a rank that is not a peer, or for too many elements; `Nccl` if NCCL fails; `Poisoned` if
-    /// the communicator has ended.
+    /// - `InvalidArgument` for a rank that is not a peer, or for too many elements.
+    /// - `Nccl` if NCCL fails.
+    /// - `Poisoned` if the communicator has ended.
     ///
     /// # Safety
     ///
-    /// - The buffer is memory of this device, of the stated length, until the stream has completed the message.
-    /// - Until then, no other code or kernel writes the buffer, or reads it if this is a receive.
-    /// - If this is a send, the buffer contains elements of its stated type.
-    /// - The other end passes the same type and count for the matching message.
+    /// - Until the stream has completed the message, the buffer must be memory of this device, of the stated length.
+    /// - Until then, no other code or kernel may write the buffer. If this is a receive, no other code or kernel may
+    ///   read the buffer either.
+    /// - If this is a send, the buffer must contain elements of its stated type.
+    /// - The other end must pass the same type and count for the matching message.
     ///
     /// Ranks do not compare any of this, and NCCL writes whatever it receives.
     pub unsafe fn message(&self, peer: usize, sends: bool, buffer: RawBuffer, stream: &Arc<CudaStream>) -> Result<()> {
@@ -422,7 +431,9 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// `Unsupported` with an older NCCL; `Nccl` if NCCL fails; `Cuda` if the driver fails.
+    /// - `Unsupported` with an older NCCL.
+    /// - `Nccl` if NCCL fails.
+    /// - `Cuda` if the driver fails.
     #[doc(alias = "ncclMemAlloc")]
     pub fn allocate<T: Data>(&self, stream: &Arc<CudaStream>, count: usize) -> Result<NcclBuffer<T>> {
         NcclBuffer::zeroed(self.0.backend.comm(), stream, count)
@@ -453,13 +464,14 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a buffer of another context, or an empty buffer; `Unsupported` with an older NCCL; `Nccl`
-    /// if NCCL fails.
+    /// - `InvalidArgument` for a buffer of another context, or an empty buffer.
+    /// - `Unsupported` with an older NCCL.
+    /// - `Nccl` if NCCL fails.
     ///
     /// # Safety
     ///
-    /// In every call, either all ranks pass registered buffers, at the same offset from the start of each registration,
-    /// or no rank does. NCCL relies on this.
+    /// In every call, either all ranks must pass registered buffers, or no rank may pass one. If all ranks do, the
+    /// offset from the start of the registration must be the same on every rank. NCCL relies on this.
     #[doc(alias = "ncclCommRegister")]
     pub unsafe fn register<T: Data, B: Registrable<Element = T>>(&self, buffer: B) -> Result<Registration<T, B>> {
         Registration::new(self.0.backend.comm(), buffer, &self.deadline())

@@ -41,7 +41,7 @@ impl Flight {
     /// Writes the records into a folder and returns the file.
     pub(crate) fn write(&self, folder: &Path, reason: &str) -> Result<PathBuf> {
         if self.is_foreign() {
-            return Err(Error::unsupported("a flight record", "this process was forked from the one that made the calls"));
+            return Err(Error::unsupported("a flight record", "this process was forked from the process that made the calls"));
         }
         let about = self.about.get().ok_or_else(|| Error::unsupported("a flight record", "the communicator is still being made"))?;
         file::write(folder, about, reason, &self.records())

@@ -14,8 +14,8 @@ pub enum Backend {
     /// The host.
     Host,
     /// A device. The call is recorded when it is queued. Completion is checked about every 100 milliseconds. A call
-    /// captured into a graph counts as finished when the capture has ended. A call on CUDA's per-thread default stream
-    /// stays queued.
+    /// captured into a graph counts as finished when the capture has ended. The record of a call on CUDA's per-thread
+    /// default stream stays in the state `Queued`.
     Device,
 }
 
@@ -43,14 +43,14 @@ pub struct Record {
     pub backend: Backend,
     /// The collective, or `send` or `recv` for a message.
     pub kind: CallKind,
-    /// The number by which ranks compare collectives, and which errors quote; `None` for a message.
+    /// The number by which ranks compare collectives. Errors quote this number. `None` for a message.
     pub sequence: Option<u64>,
     /// The reduction op: `sum`, `avg`, `custom op #5d3f21`.
     pub op: Option<String>,
     /// The element type: `f32`, `[u8; 16]`, `plain data of 12 B`.
     pub element: String,
-    /// The number of elements in each block, in the whole vector, or in the message. If the counts are a list, this is
-    /// the sum over all blocks. If the count may differ between ranks, it is 0.
+    /// The number of elements in each block, in the whole vector, or in the message. If the counts are a list, this
+    /// number is their sum. If the count may differ between ranks, this number is 0.
     pub count: u64,
     /// 24 bits of a hash of the counts, if every rank passes the counts as a list.
     pub counts_hash: Option<u32>,
@@ -60,16 +60,17 @@ pub struct Record {
     pub peer: Option<usize>,
     /// The tag of a message. The crate's own messages have tags from 2⁶³ on.
     pub tag: Option<u64>,
-    /// The start time, in nanoseconds since 1970. For a message that ended at once, this is the last clock reading for
-    /// a message, at most 16 messages earlier. If a collective ended at once because all other ranks were already
-    /// waiting, this is `None` in 15 of 16 cases.
+    /// The start time, in nanoseconds since 1970. For a message that ended without a wait, this is the time when the
+    /// clock was last read for a message, at most 16 messages earlier. For a collective that ended without a wait,
+    /// because all other ranks were already waiting, this is `None` in 15 of 16 cases.
     pub started_ns: Option<u64>,
-    /// The end time, in nanoseconds since 1970. `None` while the call has not ended, and for calls that ended within
-    /// a few microseconds without a clock reading.
+    /// The end time, in nanoseconds since 1970. `None` until the call ends. Also `None` if the call ended within a few
+    /// microseconds and the clock was not read.
     pub finished_ns: Option<u64>,
     /// The state of the call.
     pub state: State,
-    /// The error, if the call failed. If several device calls fail together, only the first has the error.
+    /// The error, if the call failed. If several device calls fail together, only the record of the first contains the
+    /// error.
     pub error: Option<Error>,
     /// The ranks for which a collective still waits, as far as this rank knows. The information is at most 50
     /// milliseconds old.

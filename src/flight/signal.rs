@@ -25,14 +25,14 @@ static FOLDER: Mutex<Option<(PathBuf, Process)>> = Mutex::new(None);
 static SIGNAL_EVENT: OnceLock<(OwnedFd, Process)> = OnceLock::new();
 
 /// Installs a handler for SIGUSR1: on the signal, a thread writes the flight records of all communicators of this
-/// process into `folder`. This includes calls that hang. A later call changes the folder. A program that does not call
-/// this function keeps its own handling of the signal.
+/// process into `folder`. The records include calls that hang. A later call changes the folder. A program that does not
+/// call this function keeps its own handling of the signal.
 ///
 /// # Errors
 ///
-/// - `Unsupported`: the program has its own handler for the signal, which is kept. Let that handler wake a thread that
+/// - `Unsupported`: the program has its own handler for the signal. That handler is kept. Let it wake a thread that
 ///   calls [`write_records`].
-/// - `Unsupported`: this process was forked from one that had called this function before. The process has the handler
+/// - `Unsupported`: this process was forked from a process that had called this function. The process has the handler
 ///   but not the thread.
 /// - `Io`: the system refuses the handler or the thread.
 pub fn write_records_on_sigusr1(folder: impl Into<PathBuf>) -> Result<()> {
@@ -40,8 +40,8 @@ pub fn write_records_on_sigusr1(folder: impl Into<PathBuf>) -> Result<()> {
     let folder = folder.into();
     let mut kept = event::lock(&FOLDER);
     if kept.as_ref().is_some_and(|(_, process)| process.is_foreign()) {
-        let reason =
-            "this process was forked from one that has the handler; call flight::write_records from a thread that another signal wakes";
+        let reason = "this process was forked from a process that handles SIGUSR1; install a handler for a different signal, and \
+                      let it wake a thread that calls flight::write_records";
         return Err(Error::unsupported("writing flight records on SIGUSR1", reason));
     }
     if kept.is_none() {
@@ -60,9 +60,9 @@ pub fn write_records_on_sigusr1(folder: impl Into<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// Writes the flight records of all communicators of this process into `folder`, and returns the files. This includes
-/// calls that hang. This takes some microseconds per record. During that time, calls that fail, and calls that start in
-/// the background, may have to wait.
+/// Writes the flight records of all communicators of this process into `folder`, and returns the files. The records
+/// include calls that hang. The function takes some microseconds per record. During that time, calls that fail, and
+/// calls that start in the background, may have to wait.
 ///
 /// # Errors
 ///

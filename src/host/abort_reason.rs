@@ -32,7 +32,7 @@ pub(crate) enum AbortReason {
         /// The rank that left.
         rank: u32,
     },
-    /// A rank's deadline passed while it waited for another.
+    /// A rank's deadline passed while it waited for another rank.
     TimedOut {
         /// The rank whose deadline passed.
         waiting: u32,

@@ -5,8 +5,8 @@ use crate::error::Result;
 
 /// An exchange of small blobs between ranks: over a store, or over a communicator that they already have.
 pub(crate) trait Exchange {
-    /// Contributes this rank's blob and returns the blobs of all ranks, in rank order. Every rank calls this method the
-    /// same number of times.
+    /// Contributes this rank's blob and returns the blobs of all ranks, in rank order. Every rank must call this method
+    /// the same number of times.
     fn all_gather(&mut self, mine: &[u8], deadline: &Deadline) -> Result<Vec<Vec<u8>>>;
 }
 

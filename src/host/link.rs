@@ -15,11 +15,12 @@ use std::time::Duration;
 /// - `ConnectionReset` or `BrokenPipe` if it died;
 /// - [`Silence`] if its host has stopped answering. This is the only error that may no longer apply at the next call.
 pub(crate) trait ByteLink {
-    /// Writes as much of `parts` as fits, in order. Returns the number of bytes, which is 0 only if all parts are
-    /// empty.
+    /// Writes as much of `parts` as fits, in order. Returns the number of bytes written, which is 0 only if all parts
+    /// are empty.
     fn try_write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize>;
 
-    /// Reads the bytes that have arrived into `into`. Returns their number, which is 0 only if `into` is empty.
+    /// Reads the bytes that have arrived into `into`. Returns the number of bytes read, which is 0 only if `into` is
+    /// empty.
     fn try_read(&mut self, into: &mut [u8]) -> io::Result<usize>;
 
     /// Reads like [`ByteLink::try_read`], but may bypass the cache, because the caller reads more than fits into the
@@ -28,34 +29,33 @@ pub(crate) trait ByteLink {
         self.try_read(into)
     }
 
-    /// Writes a whole frame if this link has a quicker way to do so, and room for the frame. Returns whether the frame
-    /// was written. `payload` is all that follows the header.
+    /// Writes a whole frame if this link has room for the frame, and a quicker way to write it than
+    /// [`ByteLink::try_write`]. Returns whether the frame was written. `payload` is all that follows the header.
     #[inline]
     fn try_write_frame(&mut self, _head: &Head, _payload: &[u8]) -> io::Result<bool> {
         Ok(false)
     }
 
     /// Returns the beginning of the next frame, and the number of bytes that have arrived. If no bytes have arrived,
-    /// looks again as many times as given, and then returns `WouldBlock`. Returns `Ok(None)` if the beginning is
-    /// unknown: the caller must then use [`ByteLink::try_read`]. If several frames have arrived, the result may be the
-    /// beginning of the last one. If the header in the result states the length of all bytes that have arrived, the
-    /// result is the beginning of the next frame. That frame remains the next one until [`ByteLink::take_frame`] is
-    /// called.
+    /// looks again `looks` times, and then returns `WouldBlock`. Returns `Ok(None)` if the beginning is unknown: the
+    /// caller must then use [`ByteLink::try_read`]. If several frames have arrived, the result may be the beginning of
+    /// the last frame. If the header in the result states the length of all bytes that have arrived, the result is the
+    /// beginning of the next frame. That frame remains the next one until [`ByteLink::take_frame`] is called.
     #[inline]
     fn peek_frame(&mut self, _looks: u32) -> io::Result<Option<Head>> {
         Ok(None)
     }
 
-    /// Reads all that [`ByteLink::peek_frame`] has just found. The bytes after a header of the given length go into the
-    /// payload buffer, as many as fit.
+    /// Reads all that [`ByteLink::peek_frame`] has just found. The first `header_bytes` bytes are the header. As many
+    /// of the bytes after the header as fit go into `payload`.
     fn take_frame(&mut self, _header_bytes: usize, _payload: &mut [u8]) {}
 
     /// Returns a descriptor that a poll can wait on. Returns `None` for a stream in shared memory and for a stream that
-    /// has read ahead, because a poll does not notice all their bytes.
+    /// has read ahead, because a poll does not notice all bytes of such a stream.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Whether bytes that were written have not left this host. They are lost if this end is closed and the peer writes
-    /// to it.
+    /// Whether written bytes are still on this host. These bytes are lost if this end is closed and the peer then
+    /// writes to it.
     fn has_unsent(&self) -> bool {
         false
     }
@@ -70,10 +70,10 @@ pub(crate) trait ByteLink {
 /// Lets a rank sleep until something moves on its links, if they have no descriptors. The rank starts listening, looks
 /// at its links once more, and sleeps if nothing has moved. In either case, it stops listening afterwards.
 pub(crate) trait Bell {
-    /// Starts listening. From then on, the bell notices every move.
+    /// Starts listening. After this call, the bell notices every move of bytes on the links.
     fn listen(&self) -> Heard;
 
-    /// Sleeps until something moves that `heard` does not include, for at most `limit`.
+    /// Sleeps until the bell notices a move that `heard` does not include, or until `limit` has passed.
     fn sleep(&self, heard: Heard, limit: Duration);
 
     /// Stops listening.
@@ -148,7 +148,7 @@ pub(super) mod script {
             Self { bytes: bytes.to_vec(), at: 0, filler, jitter, taken: Vec::new() }
         }
 
-        /// Returns how many of `most` bytes move, at least one.
+        /// Returns how many bytes move: between 1 and `most`.
         fn part(&mut self, most: usize) -> usize {
             if self.jitter == 0 {
                 return most;

@@ -16,16 +16,18 @@ use crate::error::{Error, Result};
 
 /// A CUDA stream of any crate, for [`Communicator::in_order_of`](crate::Communicator::in_order_of).
 ///
-/// Implemented for cudarc's streams and for [`RawStream`]; implement it for the stream type of your crate.
+/// This trait is implemented for cudarc's streams and for [`RawStream`]. Implement it for the stream type of your
+/// crate.
 ///
 /// # Safety
 ///
-/// As long as the value is borrowed, [`AsStream::as_raw_stream`] always returns the handle of the same stream. This
-/// stream belongs to the primary context of the device that [`AsStream::device`] returns, and is not destroyed.
+/// As long as the value is borrowed, [`AsStream::as_raw_stream`] must always return the handle of the same stream.
+/// During that time, this stream must not be destroyed. This stream must belong to the primary context of the device
+/// that [`AsStream::device`] returns.
 ///
 /// The handle 2, CUDA's per-thread default stream, means a different stream on every thread. A value with this handle
 /// stands for the stream of the thread that borrows the value. A [`ForeignBuffer`] or a tensor of
-/// [`dlpack`](crate::interop::dlpack) that was made from such a value must be used and dropped on that thread alone.
+/// [`dlpack`](crate::interop::dlpack) that was made from such a value must be used and dropped only on that thread.
 pub unsafe trait AsStream {
     /// Returns the stream's `CUstream`, which is also its `cudaStream_t`. Null is the legacy default stream, and 2 is
     /// the per-thread default stream of the calling thread.
@@ -84,9 +86,9 @@ impl RawStream {
     ///
     /// # Safety
     ///
-    /// The handle is a stream in the primary context of that device. The stream is destroyed after this value, its
-    /// copies, and the buffers made with them have been dropped. If the handle is 2 (the per-thread default stream),
-    /// this value, its copies and those buffers stay on the thread that the stream belongs to.
+    /// The handle must be a stream in the primary context of that device. The stream must live until this value, its
+    /// copies, and all buffers made with them have been dropped. If the handle is 2 (the per-thread default stream),
+    /// this value, its copies and those buffers must stay on the thread that the stream belongs to.
     #[must_use]
     pub const unsafe fn new(handle: *mut c_void, device: usize) -> Self {
         Self { handle, device }
@@ -107,8 +109,9 @@ unsafe impl AsStream for RawStream {
 
 /// GPU memory that another crate owns and uses in the order of one stream: the source of a [`ForeignBuffer`].
 ///
-/// Tensors are such memory if their crate queues all work on one stream for each device (or thread), and frees memory
-/// in the order of that stream. cudarc's own slices do not need this trait: they are buffers with their own events.
+/// Implement this trait for a tensor type if its crate queues all work on one stream for each device (or thread), and
+/// frees memory in the order of that stream. cudarc's own slices do not need this trait, because they are buffers with
+/// their own events.
 ///
 /// ```
 /// use std::ffi::c_void;
@@ -129,15 +132,17 @@ unsafe impl AsStream for RawStream {
 ///
 /// As long as the value is borrowed:
 ///
-/// - `elements()` elements of type `Element` are at `device_ptr()`, initialised and aligned.
-/// - Work in the primary context of device `device()` can access this memory.
-/// - `raw_stream()` is a stream that meets the conditions of [`AsStream`], and lives until the value has been dropped.
-/// - If the stream's handle is 2 (the per-thread default stream), the value, and a buffer made of it, stay on the
-///   thread that the stream belongs to.
-/// - Each of the four methods returns the same each time.
+/// - `elements()` elements of type `Element` must be at `device_ptr()`, initialised and aligned.
+/// - Work in the primary context of device `device()` must be able to access this memory.
+/// - `raw_stream()` must be a stream that meets the conditions of [`AsStream`], and must live until the value has been
+///   dropped.
+/// - If the stream's handle is 2 (the per-thread default stream), the value, and all buffers made of it, must stay on
+///   the thread that the stream belongs to.
+/// - Each of the four methods must return the same result each time.
 ///
-/// At all times, code that writes, reuses or frees the memory does so in the order of that stream, after all work
-/// queued on the stream so far. (Events order calls on another stream before and after this work.)
+/// At all times, code that writes, reuses or frees the memory must do so in the order of that stream, after all work
+/// queued on the stream so far. (If a call runs on another stream, this crate uses events to order the call and this
+/// work.)
 pub unsafe trait AsDevicePtr {
     /// The type of its elements.
     type Element: Data;
@@ -159,8 +164,8 @@ pub unsafe trait AsDevicePtr {
 ///
 /// # Safety
 ///
-/// Other code that reads the memory also does so in the order of the memory's stream, or has no access while the value
-/// is borrowed mutably.
+/// Other code that reads the memory must also do so in the order of the memory's stream, or must not read it while the
+/// value is borrowed mutably.
 pub unsafe trait AsDevicePtrMut: AsDevicePtr {}
 
 /// Implements the trait for references.
@@ -194,8 +199,8 @@ borrowed_memory!(&P, &mut P);
 // SAFETY: the same memory, borrowed mutably as long as the reference lives.
 unsafe impl<P: AsDevicePtrMut + ?Sized> AsDevicePtrMut for &mut P {}
 
-/// A buffer, for any call, over memory that another crate owns. It is made from a value or a reference that implements
-/// [`AsDevicePtr`].
+/// A buffer for any call, in memory that another crate owns. The buffer is made from a value or a reference that
+/// implements [`AsDevicePtr`].
 ///
 /// Calls are queued on the communicator's stream, or on the stream named with
 /// [`Communicator::with_stream`](crate::Communicator::with_stream). That stream first waits for the memory's own
@@ -210,8 +215,8 @@ pub struct ForeignBuffer<P> {
 }
 
 impl<P: AsDevicePtr> ForeignBuffer<P> {
-    /// Makes a buffer over `memory` in this context, which must be [`Device::context`](crate::Device::context) of the
-    /// communicator that uses it.
+    /// Makes a buffer from `memory`. `context` must be [`Device::context`](crate::Device::context) of the communicator
+    /// that uses the buffer.
     ///
     /// # Errors
     ///

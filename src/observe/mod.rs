@@ -241,19 +241,20 @@ fn element(element: &TypeTag) -> Cow<'static, str> {
 pub trait Observer: Send + Sync {
     /// Receives a call that has ended, with or without an error.
     ///
-    /// This runs on the thread that made the call, or on the thread that ran the call in the background, before that
-    /// thread continues. A background message may be reported by any thread that moves messages of its communicator. By
-    /// then, [`Work::wait`](crate::Work::wait) for that message may already have returned. All calls have been reported
-    /// when the communicator is dropped.
+    /// This method runs on the thread that made the call, or on the thread that ran the call in the background, before
+    /// that thread continues. Any thread that moves messages of the communicator may report a background message. By
+    /// then, [`Work::wait`](crate::Work::wait) for that message may already have returned. Once the communicator has
+    /// been dropped, all calls have been reported.
     ///
-    /// The observer may call anything that any thread may call: [`AbortHandle::abort`](crate::AbortHandle::abort),
-    /// [`flight::Recorder`], other communicators. The observer must not make calls on the communicator of the reported
-    /// call, because that communicator is still inside the call. This crate holds no lock while the observer runs.
+    /// The observer may use everything that any thread may use, such as
+    /// [`AbortHandle::abort`](crate::AbortHandle::abort), [`flight::Recorder`] and other communicators. The observer
+    /// must not make calls on the communicator of the reported call, because that communicator is still inside the
+    /// call. This crate holds no lock while the observer runs.
     ///
-    /// Keep the observer short. The call does not return before the observer does. While the observer of a background
-    /// call runs, the calls behind that call wait, and messages advance only while other threads wait for them. An
-    /// observer that never returns blocks its thread permanently; dropping the communicator waits some seconds for the
-    /// observer. A panic in an observer is caught and reported to `tracing`.
+    /// Keep the observer short. The call does not return before the observer does. While an observer runs for a
+    /// background call, all calls after that call wait. During that time, messages advance only while other threads
+    /// wait for messages. An observer that never returns blocks its thread permanently. A drop of the communicator
+    /// waits some seconds for the observer. A panic in an observer is caught and reported to `tracing`.
     ///
     /// These rules also apply to subscribers of `tracing`.
     fn call_ended(&self, call: &CallReport<'_>);

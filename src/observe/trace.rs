@@ -30,7 +30,7 @@ pub(crate) enum Track {
     Collectives,
     Messages,
     Device,
-    /// Background messages. Such messages overlap other calls, so each message has its own line.
+    /// Background messages. Background messages overlap other calls, so each message has its own line.
     Background,
 }
 

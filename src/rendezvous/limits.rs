@@ -20,7 +20,7 @@ pub(super) fn check_key(call: &'static str, key: &str) -> Result<()> {
         return Ok(());
     }
     let begin: String = key.chars().take(40).collect();
-    Err(Error::argument(call, format!("the key {begin:?}… has {} bytes, the limit is {}", key.len(), KEY_BYTES - 1)))
+    Err(Error::argument(call, format!("the key {begin:?}… has {} bytes, but the limit is {}", key.len(), KEY_BYTES - 1)))
 }
 
 /// Refuses a value that no server would accept.
@@ -28,7 +28,7 @@ pub(super) fn check_value(call: &'static str, key: &str, value: &[u8]) -> Result
     if value.len() <= VALUE_BYTES {
         return Ok(());
     }
-    Err(Error::argument(call, format!("the value for {key:?} has {} bytes, the limit is {VALUE_BYTES}", value.len())))
+    Err(Error::argument(call, format!("the value for {key:?} has {} bytes, but the limit is {VALUE_BYTES}", value.len())))
 }
 
 /// Checks a key and its value.
@@ -40,7 +40,7 @@ pub(super) fn check_pair(call: &'static str, key: &str, value: &[u8]) -> Result<
 /// Checks several keys and their number.
 pub(super) fn check_keys(call: &'static str, keys: &[&str]) -> Result<()> {
     if keys.len() > KEYS {
-        return Err(Error::argument(call, format!("{} keys in one call, the limit is {KEYS}", keys.len())));
+        return Err(Error::argument(call, format!("{} keys in one call, but the limit is {KEYS}", keys.len())));
     }
     keys.iter().try_for_each(|key| check_key(call, key))
 }

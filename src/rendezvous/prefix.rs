@@ -9,7 +9,7 @@ use crate::error::Result;
 
 /// A store that adds a prefix and a slash to every key of another store.
 ///
-/// The prefixes of nested stores are joined: the innermost store's prefix comes first. [`num_keys`](Store::num_keys)
+/// Nested stores join their prefixes, and the innermost store's prefix comes first. [`num_keys`](Store::num_keys)
 /// counts the keys of the whole store. [`list_keys`](Store::list_keys) lists only the keys with the prefix.
 ///
 /// # Examples

@@ -8,8 +8,8 @@ use crate::error::{Error, Result};
 
 /// A small key-value store shared by the ranks of a job, with the semantics of `torch.distributed.Store`.
 ///
-/// Keys are text of at most 8 KiB, values are bytes of at most 8 MiB. Numbers made by [`add`](Store::add) are kept as
-/// decimal text, so [`get`](Store::get) of a counter returns `b"42"`. Any thread can make every call.
+/// A key is a text of at most 8 KiB, and a value has at most 8 MiB. Numbers made by [`add`](Store::add) are kept as
+/// decimal text, so [`get`](Store::get) of a counter returns text such as `b"42"`. Any thread can make every call.
 ///
 /// A store is for start-up and small agreements. It is not fast, and its contents are not secret.
 ///
@@ -17,8 +17,8 @@ use crate::error::{Error, Result};
 ///
 /// Every call fails with [`Error::InvalidArgument`] if a key or value is too long. A call fails with [`Error::Io`] or
 /// [`Error::Protocol`] if the server or the file behind the store fails or returns invalid data. Calls that take a
-/// `timeout` fail with [`Error::Timeout`] once the timeout has passed; the error's `doing` names the keys that were
-/// still missing. With a timeout of zero, a call checks once.
+/// `timeout` fail with [`Error::Timeout`] once the timeout has passed. The error's field `doing` names the keys that
+/// were still missing. With a timeout of zero, a call checks once and does not wait.
 ///
 /// # Examples
 ///
@@ -43,7 +43,7 @@ pub trait Store: Send + Sync {
     /// See [`Store`].
     fn set(&self, key: &str, value: &[u8]) -> Result<()>;
 
-    /// Waits until `key` exists and returns its value.
+    /// Waits until `key` exists, and then returns its value.
     ///
     /// # Errors
     ///
@@ -54,15 +54,15 @@ pub trait Store: Send + Sync {
     ///
     /// # Errors
     ///
-    /// See [`Store`]. The call also fails if the value at `key` is not a decimal number, or if the sum exceeds the
-    /// range of `i64`. A TCPStore server can report these two errors only by closing the connection, so a
-    /// [`TcpStore`](crate::store::TcpStore) is unusable afterwards.
+    /// The errors that [`Store`] lists. The call also fails if the value at `key` is not a decimal number, or if the
+    /// sum exceeds the range of `i64`. A TCPStore server can report these two errors only by closing the connection, so
+    /// a [`TcpStore`](crate::store::TcpStore) is unusable afterwards.
     fn add(&self, key: &str, delta: i64) -> Result<i64>;
 
     /// Sets `key` to `desired` if its value is `expected`, and returns the value that `key` then has.
     ///
-    /// An absent key is set if `expected` is empty. If the key is absent and `expected` is not empty, nothing is set,
-    /// and `expected` is returned although the key does not exist. PyTorch's stores also return `expected` in this
+    /// An absent key is set if `expected` is empty. If the key is absent and `expected` is not empty, the method sets
+    /// nothing and returns `expected`, although the key does not exist. PyTorch's stores also return `expected` in this
     /// case.
     ///
     /// # Errors
@@ -91,21 +91,22 @@ pub trait Store: Send + Sync {
     /// See [`Store`].
     fn delete_key(&self, key: &str) -> Result<bool>;
 
-    /// Returns the number of keys, whatever their prefix. This includes the store's own keys, but not queues.
+    /// Returns the number of all keys, including keys with other prefixes. The number includes the store's own keys,
+    /// but not queues.
     ///
     /// # Errors
     ///
     /// See [`Store`].
     fn num_keys(&self) -> Result<i64>;
 
-    /// Appends `value` to the value of `key`; sets `key` if it is absent.
+    /// Appends `value` to the value of `key`. Sets `key` to `value` if `key` is absent.
     ///
     /// # Errors
     ///
     /// See [`Store`].
     fn append(&self, key: &str, value: &[u8]) -> Result<()>;
 
-    /// Waits until every one of `keys` exists and returns their values in the same order.
+    /// Waits until every one of `keys` exists, and then returns their values in the order of `keys`.
     ///
     /// # Errors
     ///
@@ -123,24 +124,24 @@ pub trait Store: Send + Sync {
     ///
     /// # Errors
     ///
-    /// See [`Store`], and [`Error::Unsupported`] if the store has no queues.
+    /// The errors that [`Store`] lists, and [`Error::Unsupported`] if the store has no queues.
     fn queue_push(&self, key: &str, value: &[u8]) -> Result<()>;
 
-    /// Waits until the queue `key` is not empty and takes its first value.
+    /// Waits until the queue `key` is not empty, and then takes the queue's first value.
     ///
     /// # Errors
     ///
-    /// See [`Store`], and [`Error::Unsupported`] if the store has no queues.
+    /// The errors that [`Store`] lists, and [`Error::Unsupported`] if the store has no queues.
     fn queue_pop(&self, key: &str, timeout: Duration) -> Result<Vec<u8>>;
 
     /// Returns the number of values in the queue `key`; 0 if there is no such queue.
     ///
     /// # Errors
     ///
-    /// See [`Store`], and [`Error::Unsupported`] if the store has no queues.
+    /// The errors that [`Store`] lists, and [`Error::Unsupported`] if the store has no queues.
     fn queue_len(&self, key: &str) -> Result<i64>;
 
-    /// Returns the keys that were set through this store, in no particular order, without queues.
+    /// Returns the keys that were set through this store, in no particular order. Queues are not included.
     ///
     /// # Errors
     ///
@@ -154,7 +155,7 @@ pub trait Store: Send + Sync {
     ///
     /// # Errors
     ///
-    /// See [`Store`], and [`Error::InvalidArgument`] if `world_size` is 0.
+    /// The errors that [`Store`] lists, and [`Error::InvalidArgument`] if `world_size` is 0.
     fn barrier(&self, key: &str, world_size: usize, timeout: Duration) -> Result<()> {
         check_barrier(key, world_size)?;
         let deadline = Deadline::after(timeout);
@@ -213,8 +214,8 @@ pub(crate) fn missing<'a>(
     Ok(missing)
 }
 
-/// Finds the missing keys like [`missing`], for a part of the keys. If `lacks_one` is true, at least one of `keys` is
-/// known to be missing.
+/// Finds the missing keys like [`missing`], but only among a part of the keys. If `lacks_one` is true, at least one of
+/// `keys` is known to be missing.
 fn find_missing<'a>(
     keys: &[&'a str],
     lacks_one: bool,

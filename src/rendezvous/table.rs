@@ -36,7 +36,7 @@ impl Table {
         let bytes = self.bytes.saturating_add(more);
         if bytes > TABLE_BYTES {
             return Err(Refusal(format!(
-                "the store is full: it holds {} bytes and cannot take {more} more, the limit is {TABLE_BYTES}",
+                "the store is full: it holds {} bytes and cannot take {more} more, because the limit is {TABLE_BYTES}",
                 self.bytes
             )));
         }

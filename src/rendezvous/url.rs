@@ -13,7 +13,7 @@ pub(crate) const DEFAULT_PORT: u16 = 29500;
 /// The place where ranks meet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Method {
-    /// The place that the launcher's variables name.
+    /// The store that the launcher's variables name.
     Env,
     /// A store that rank 0 serves.
     Tcp {
@@ -108,7 +108,7 @@ fn tcp(place: &str) -> std::result::Result<Method, String> {
             let port = match behind.strip_prefix(':') {
                 Some(port) => Some(port),
                 None if behind.is_empty() => None,
-                None => return Err(format!("{behind:?} after the bracket, expected a colon and a port")),
+                None => return Err(format!("{behind:?} follows the bracket, but a colon and a port are expected")),
             };
             (address, port)
         }

@@ -242,13 +242,13 @@ fn a_device_that_has_failed_for_good_leaves_the_host_backend_and_says_to_start_t
                 // Like a kernel that reads memory of a killed peer, which no longer exists.
                 simgpu::fail_stream(device.stream().cu_stream().cast(), 700);
                 let error = device.synchronize().unwrap_err();
-                assert!(error.to_string().contains("ILLEGAL_ADDRESS") && error.to_string().contains("restart it"), "{error}");
+                assert!(error.to_string().contains("ILLEGAL_ADDRESS") && error.to_string().contains("restart the process"), "{error}");
             }
             let left = comm.shrink().unwrap();
             assert_eq!(left.world_size(), 3);
             assert!(left.device().is_none());
             let why = left.why_no_device().unwrap();
-            let words = ["rank 1", "device 1", "ILLEGAL_ADDRESS", "this process cannot use the device any more: restart it"];
+            let words = ["rank 1", "device 1", "ILLEGAL_ADDRESS", "this process cannot use the device any more: restart the process"];
             assert!(words.iter().all(|words| why.contains(words)), "{why}");
             let mut ranks = [1_u32 << comm.rank()];
             left.all_reduce(&mut ranks, ReduceOp::BitOr).unwrap();

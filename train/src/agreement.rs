@@ -71,7 +71,7 @@ impl IntoPlain for ([u8; 32], u64) {
     }
 }
 
-/// Returns the length from a digest and a length in the form in which they are sent.
+/// Returns the length from the bytes that encode a digest and a length.
 fn length(plain: &[u8; 40]) -> u64 {
     plain[32..].iter().rev().fold(0, |length, byte| length << 8 | u64::from(*byte))
 }
@@ -84,7 +84,8 @@ fn text(what: &str, listed: &Listed, settings: &str) -> String {
     text
 }
 
-/// Describes two ranks' texts in words. Each description names the rank's call and the first other line that differs.
+/// Returns one description for each of two ranks' texts. A description names the rank's call, and the first line after
+/// the call that differs between the texts.
 fn first_difference(first: &str, second: &str, noun: &str) -> (String, String) {
     let ((first_what, first), (second_what, second)) = (split(first), split(second));
     let (first, second) = match first == second {
@@ -136,7 +137,7 @@ pub(super) fn everywhere<R>(comm: &Communicator, what: &str, mine: Result<R>) ->
     }
 }
 
-/// Returns the first rank that failed, and its error in words.
+/// Returns the lowest rank that failed, and its error message. Returns `None` if no rank failed.
 fn first_failure(comm: &Communicator, mine: Option<&Error>) -> Result<Option<(usize, String)>> {
     let mine = mine.map(Error::to_string).unwrap_or_default();
     let mut lengths = vec![0_u64; comm.world_size()];

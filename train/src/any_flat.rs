@@ -28,10 +28,10 @@ pub(super) trait AnyFlat: Send + Any {
     /// Starts to gather every rank's share into this buffer.
     fn start_all_gather(&mut self, comm: &Communicator) -> Result<()>;
 
-    /// Starts to reduce the buffer over all ranks. The result is this rank's share, in place.
+    /// Starts to reduce the buffer over all ranks. The result replaces only this rank's share of the buffer.
     fn start_reduce_scatter(&mut self, comm: &Communicator, op: ReduceOp) -> Result<()>;
 
-    /// Starts to reduce the buffer over all ranks. The result is the whole buffer, on every rank.
+    /// Starts to reduce the buffer over all ranks. On every rank, the result replaces the whole buffer.
     fn start_all_reduce(&mut self, comm: &Communicator, op: ReduceOp) -> Result<()>;
 
     /// Waits until the call on this buffer has ended.
@@ -50,7 +50,7 @@ pub(super) trait AnyFlat: Send + Any {
     /// Multiplies all elements.
     fn scale(&mut self, factor: f64) -> Result<()>;
 
-    /// Adds up the squares of all elements.
+    /// Adds the squares of all elements to `sums`.
     fn add_squares(&self, sums: &mut Squares) -> Result<()>;
 
     /// Returns the buffer's `Flat`.

@@ -20,9 +20,9 @@ use collectives::{Error, Result};
 /// The part of a bucket's averaged gradients that a rank has at the end of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// All of them.
+    /// All averaged gradients of the bucket.
     Whole,
-    /// The rank's share. The rank also keeps its share of the parameters.
+    /// Only the rank's share of the averaged gradients. The rank also keeps its share of the parameters.
     Shares,
 }
 
@@ -70,19 +70,19 @@ pub(super) trait AnyBucket: Send + Any {
     fn layout(&self) -> &BucketLayout;
 
     /// Allocates the buffer of the bucket's gradients. In host memory, this call is collective: if one rank fails, all
-    /// fail. On a device, it is local.
+    /// fail. On a device, this call is local.
     fn allocate(&mut self, comm: &Communicator, place: &Place) -> Result<()>;
 
     /// Overwrites one gradient with zeros.
     fn clear(&mut self, slot: usize) -> Result<()>;
 
-    /// Passes the gradients to the hook.
+    /// Passes the gradients to the bucket's hook.
     fn start(&mut self, comm: &Communicator) -> Result<()>;
 
     /// Advances the hook. Returns whether the hook is done.
     fn advance(&mut self, comm: &Communicator) -> Result<bool>;
 
-    /// Adds up the squares of the elements in `range`.
+    /// Adds the squares of the elements in `range` to `sums`.
     fn add_squares(&self, range: Range<usize>, sums: &mut Squares) -> Result<()>;
 
     /// Multiplies the elements in `range`.
@@ -115,18 +115,19 @@ pub(super) fn of_its_type(
     }
 }
 
-/// Returns the error for a bucket without gradients: its hook lost them in a failed call.
+/// Returns the error for a bucket that has no gradients, because its hook lost them in a failed call.
 fn lost() -> Error {
     Error::argument("train", "an earlier step failed, and its gradients are lost")
 }
 
-/// Returns the error for a bucket whose steps do not end in shares.
+/// Returns the error for a bucket with [`Ending::Whole`], for which the rank keeps no share of the parameters.
 fn whole() -> Error {
     Error::argument("train", "this rank keeps no share of the parameters")
 }
 
 impl<T: Float> Bucket<T> {
-    /// Creates a bucket with the plain hook and, if steps end in shares, with a share of zeros.
+    /// Creates a bucket with the plain hook. With [`Ending::Shares`], the bucket also has this rank's share of the
+    /// parameters, which starts as zeros.
     fn boxed(comm: &Communicator, layout: BucketLayout, place: &Place, op: ReduceOp, ending: Ending) -> Result<Box<dyn AnyBucket>> {
         place.check(comm)?;
         let (hook, share): (Box<dyn Hook<T>>, _) = match ending {
@@ -151,7 +152,7 @@ impl<T: Float> Bucket<T> {
         self.flat.as_mut().ok_or_else(lost)
     }
 
-    /// Takes the buffer out, for a call that returns it later.
+    /// Moves the buffer of the gradients out, for a call that returns the buffer later.
     fn take_flat(&mut self) -> Result<Flat<T>> {
         self.flat.take().ok_or_else(lost)
     }
@@ -161,8 +162,8 @@ impl<T: Float> Bucket<T> {
         self.share.as_mut().ok_or_else(whole)
     }
 
-    /// Returns the bucket's own buffer for this step's gradients. If a given buffer has replaced the own buffer, the
-    /// own buffer takes its place again.
+    /// Returns the bucket's own buffer for this step's gradients. If a given buffer has replaced the own buffer, this
+    /// function first puts the own buffer back.
     fn own_mut(&mut self) -> Result<&mut Flat<T>> {
         if self.own.is_some() {
             self.flat = self.own.take();
@@ -181,7 +182,8 @@ impl<T: Float> Bucket<T> {
         self.own_mut()?.put(range, gradient, 0, add)
     }
 
-    /// Does the same as [`put`](Self::put), but if the gradient is the whole bucket, its buffer becomes the bucket's.
+    /// Puts a gradient into its slot, like [`put`](Self::put). If the gradient is the whole bucket, the gradient's
+    /// buffer replaces the bucket's buffer instead.
     pub(super) fn give(&mut self, slot: usize, gradient: Flat<T>, add: bool) -> Result<()> {
         let is_whole = self.layout.slots.len() == 1 && gradient.memory().len() == self.layout.len;
         let own = self.own_mut()?;

@@ -66,7 +66,7 @@ use collectives::{Error, Result};
 enum Stage {
     /// No part of the parameter's gradient has arrived.
     Empty,
-    /// A part of the parameter's gradient has arrived, and further parts will.
+    /// A part of the parameter's gradient has arrived, and further parts will arrive.
     Accumulated,
     /// The whole gradient of the parameter has arrived.
     Ready,
@@ -185,12 +185,13 @@ impl Buckets {
 
     fn known(&self, call: &'static str, index: usize) -> Result<&Parameter> {
         let count = self.entries.len();
-        self.parameter(index)
-            .ok_or_else(|| Error::argument(call, format!("there is no parameter {index}: the model has {count}, numbered from 0")))
+        self.parameter(index).ok_or_else(|| {
+            Error::argument(call, format!("there is no parameter {index}: the model has {count} parameters, numbered from 0"))
+        })
     }
 
-    /// Takes a part of parameter `index`'s gradient, the last part if `last` is true. Launches the buckets that are
-    /// then complete.
+    /// Takes a part of parameter `index`'s gradient. If `last` is true, this is the last part, and the buckets that are
+    /// then complete are launched.
     pub(super) fn take<T: Float>(&mut self, call: &'static str, index: usize, gradient: Memory<'_, T>, last: bool) -> Result<()> {
         self.check_take(call, index, &gradient)?;
         let Entry { bucket, slot, stage, .. } = self.entries[index];
@@ -203,8 +204,8 @@ impl Buckets {
         self.go_on(Self::launch_full)
     }
 
-    /// Does the same as [`take`](Self::take), for the last part of a gradient. The gradient's buffer becomes the
-    /// bucket's if the gradient fills the whole bucket.
+    /// Takes the last part of a gradient, like [`take`](Self::take). If the gradient fills the whole bucket, the
+    /// gradient's buffer replaces the bucket's buffer.
     pub(super) fn give<T: Float>(&mut self, call: &'static str, index: usize, gradient: Flat<T>) -> Result<()> {
         self.check_take(call, index, &gradient.memory())?;
         let Entry { bucket, slot, stage, .. } = self.entries[index];

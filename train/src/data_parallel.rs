@@ -17,8 +17,8 @@ use collectives::{Error, Result};
 
 /// Averages a model's gradients over all ranks, in buckets, while the backward pass computes further gradients.
 ///
-/// In each step every gradient is passed to [`ready`](Self::ready), in any order, and [`finish`](Self::finish) returns
-/// the means:
+/// In each step, pass every gradient to [`ready`](Self::ready), in any order. Then [`finish`](Self::finish) returns the
+/// means:
 ///
 /// ```
 /// use collectives::Communicator;
@@ -44,12 +44,13 @@ use collectives::{Error, Result};
 /// # Ok::<(), collectives::Error>(())
 /// ```
 ///
-/// If a framework returns all gradients at once, pass them to [`average`](Self::average), which makes all these calls.
+/// If a framework returns all gradients together after the backward pass, pass them to [`average`](Self::average),
+/// which calls `ready` and `finish`.
 ///
 /// **Order.** Every rank launches the buckets in the order of their numbers, so parameters may become ready in
 /// different orders on different ranks. If you make other collectives on the same communicator between the first
-/// `ready` and `finish`, every rank must make them at the same point. That is possible only if parameters become ready
-/// in the same order on all ranks. If they do not, make these collectives on a separate communicator
+/// `ready` and `finish`, every rank must make these collectives at the same point of the step. This is possible only if
+/// parameters become ready in the same order on all ranks. Otherwise, make these collectives on a separate communicator
 /// ([`Communicator::duplicate`]).
 ///
 /// **Errors.** A call that passes a wrong length or type, or the same gradient again, is refused and has no effect.
@@ -58,12 +59,12 @@ use collectives::{Error, Result};
 /// returns.
 ///
 /// **Memory.** The buckets hold every gradient once, in memory from [`Communicator::alloc`]. The documentation of each
-/// hook says how much memory it adds. The caller's own gradients are copied and can be freed as soon as `ready`
+/// hook says how much memory the hook adds. `ready` copies a gradient, so the caller can free it as soon as `ready`
 /// returns. A [given](Self::give) gradient occupies memory in addition to its bucket, until it is
 /// [taken](Averaged::take) or the next step's gradient replaces it.
 ///
-/// If there is only one rank, a step makes a communicator call only to apply the weight of a `PreMulSum`, or if your
-/// own hook makes one.
+/// If there is only one rank, a step makes no communicator calls, with two exceptions: the calls that apply the weight
+/// of a `PreMulSum`, and the calls of your own hooks.
 pub struct DataParallel {
     buckets: Buckets,
 }
@@ -99,8 +100,8 @@ impl DataParallel {
     /// Accumulation, norms and clipping are done by the crate's kernels on `stream`. The hook
     /// [`Compress`](super::Compress) has its own `on_device`; [`PowerSgd`](super::PowerSgd) supports only host memory.
     ///
-    /// The first buckets that are made on a device load these kernels. The driver may then wait for work in progress on
-    /// the device. So make the buckets while no device call is in progress.
+    /// The first buckets that are made on a device load the crate's kernels. The driver may then wait for work in
+    /// progress on the device. So make the buckets while no device call is in progress.
     ///
     /// # Errors
     ///
@@ -156,8 +157,9 @@ impl DataParallel {
         self.buckets.broadcast(parameter, values, root)
     }
 
-    /// Adds a part of a parameter's gradient, which stays on this rank for now. If a batch has several parts,
-    /// accumulate all but the last. The mean is over ranks, not over parts: divide by the number of parts yourself.
+    /// Adds a part of a parameter's gradient, which stays on this rank for now. If a batch has several parts, call
+    /// `accumulate` for all parts except the last, and [`ready`](Self::ready) for the last part. The result is a mean
+    /// over ranks, but a sum over parts. For a mean over parts, divide by the number of parts yourself.
     ///
     /// # Errors
     ///
@@ -175,9 +177,9 @@ impl DataParallel {
         self.buckets.take("accumulate", parameter, gradient.memory(), false)
     }
 
-    /// Passes a parameter's gradient, or, after [`accumulate`](Self::accumulate), the last part of it. If the gradient
-    /// fills its bucket, and all earlier buckets have been launched, the bucket is launched. Does not wait for other
-    /// ranks.
+    /// Passes a parameter's gradient. After a call of [`accumulate`](Self::accumulate) for the parameter, passes the
+    /// last part of the gradient. If the gradient fills its bucket, and all earlier buckets have been launched, the
+    /// bucket is launched. Does not wait for other ranks.
     ///
     /// # Errors
     ///
@@ -196,12 +198,12 @@ impl DataParallel {
     }
 
     /// Passes a parameter's gradient like [`ready`](Self::ready), but takes ownership of it. The gradient can be a
-    /// vector, memory from [`Communicator::alloc`], or a cudarc slice. Its buffer becomes the bucket's buffer, without
-    /// a copy, if three conditions are met:
+    /// vector, memory from [`Communicator::alloc`], or a cudarc slice. The gradient's buffer becomes the bucket's
+    /// buffer, without a copy, if three conditions are met:
     ///
     /// - The gradient is alone in its bucket ([`Options::own_bucket_bytes`]).
-    /// - Nothing was accumulated for it.
-    /// - If it is a cudarc slice, it belongs to the same `CudaContext` as the buckets' stream.
+    /// - No part of the gradient was accumulated.
+    /// - If the gradient is a cudarc slice, the slice belongs to the same `CudaContext` as the buckets' stream.
     ///
     /// Otherwise the gradient is copied and freed. [`Averaged::take`] moves the mean out again. Ranks need not make the
     /// same choice: one rank may give a gradient that another rank passes to [`ready`](Self::ready).
@@ -243,7 +245,8 @@ impl DataParallel {
     }
 
     /// Averages all gradients in place. Calls [`ready`](Self::ready) for each gradient, from the last to the first, and
-    /// then [`finish`](Self::finish). Takes one gradient for each parameter, in order. Collective.
+    /// then [`finish`](Self::finish). `gradients` must have one gradient for each parameter, in the order of the
+    /// parameters. Collective.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -261,9 +264,9 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// The errors of [`ready`](Self::ready) and [`finish`](Self::finish), and `InvalidArgument` if there are not as
-    /// many gradients as parameters. If one gradient is refused, `average` takes none of them, and this rank can call
-    /// it again with correct gradients.
+    /// The errors of [`ready`](Self::ready) and [`finish`](Self::finish), and `InvalidArgument` if the number of
+    /// gradients is not the number of parameters. If one gradient is refused, `average` takes no gradient, and this
+    /// rank can call `average` again with correct gradients.
     pub fn average<B>(&mut self, gradients: &mut [B]) -> Result<()>
     where
         B: BufferMut<Element: Float>,
@@ -326,17 +329,17 @@ impl Averaged<'_> {
     }
 
     /// Moves a parameter's gradient out. Returns the buffer that was [given](DataParallel::give) for the gradient, or
-    /// the buffer that a hook returned instead. If no buffer was given, returns a copy. On a device, allocating a copy
-    /// waits for the caller's stream, without a time limit.
+    /// the buffer that a hook returned instead. If no buffer was given, returns a copy. On a device, the allocation of
+    /// a copy waits for the caller's stream, without a time limit.
     ///
     /// # Errors
     ///
     /// - `InvalidArgument` if there is no such parameter, or `T` is not its type.
-    /// - `InvalidArgument` if its gradient was already taken.
+    /// - `InvalidArgument` if the parameter's gradient was already taken.
     /// - On a device, also `Cuda` if the driver fails.
     ///
     /// After a gradient was taken, [`gradient`](Self::gradient), [`copy_to`](Self::copy_to) and [`norm`](Self::norm)
-    /// return `InvalidArgument` too, until the next step.
+    /// also return `InvalidArgument` until the next step.
     pub fn take<T: Float>(&mut self, parameter: usize) -> Result<Flat<T>> {
         self.buckets.move_out("take", parameter)
     }
@@ -345,13 +348,13 @@ impl Averaged<'_> {
     /// `f64`. Every rank gets the same bits.
     ///
     /// On a device, kernels on the caller's stream sum the squares, and this call waits for that stream. Each gradient
-    /// is read once. The kernels add the squares in another order than the host. For n elements, the two norms differ
-    /// by at most (n + 2)·2⁻⁵³ of the norm.
+    /// is read once. The kernels add the squares in another order than the host. For n elements, the norm on the device
+    /// differs from the norm on the host by at most (n + 2)·2⁻⁵³ times the norm.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if a gradient was [taken](Self::take). On a device, also `Cuda`, `Poisoned`, and `Timeout`
-    /// after the communicator's timeout.
+    /// `InvalidArgument` if a gradient was [taken](Self::take). On a device, also `Cuda` or `Poisoned`, and `Timeout`
+    /// if the communicator's timeout passes.
     pub fn norm(&self) -> Result<f64> {
         self.buckets.check_all_there("norm")?;
         self.buckets.sum_of_squares(|layout| 0..layout.len).map(f64::sqrt)
@@ -380,7 +383,7 @@ impl Averaged<'_> {
     /// gradients stay unchanged. Makes no collective call. Every rank must pass a `norm` with the same bits, so that
     /// all ranks get the same gradients.
     ///
-    /// With tensor parallelism, ranks have different parameters, and the norm must cover all of them:
+    /// With tensor parallelism, ranks have different parameters, and the norm must cover the parameters of all ranks:
     ///
     /// ```
     /// use collectives_train::{DataParallel, Mesh, Options, Parameter};
@@ -403,8 +406,8 @@ impl Averaged<'_> {
     /// # Ok::<(), collectives::Error>(())
     /// ```
     ///
-    /// Count parameters that all ranks of `tp` share, such as biases, only once. Keep them in a separate
-    /// [`DataParallel`], and add the square of its norm after the all-reduce.
+    /// Count parameters that all ranks of `tp` share, such as biases, only once. Keep these parameters in a separate
+    /// [`DataParallel`], and add the square of their norm after the all-reduce.
     ///
     /// # Errors
     ///
@@ -424,8 +427,8 @@ impl Averaged<'_> {
     }
 
     /// Divides all gradients by a loss's scale. The scaler records whether a gradient is infinite, NaN, or so large
-    /// that an `f64` cannot hold its square. Call this once a step, before [`clip_norm`](Self::clip_norm). Each
-    /// quotient is computed in `f64` and rounded once. On a device, this call waits for the caller's stream like
+    /// that an `f64` cannot hold its square. Call this method once per step, before [`clip_norm`](Self::clip_norm).
+    /// Each quotient is computed in `f64` and rounded once. On a device, this call waits for the caller's stream like
     /// [`norm`](Self::norm).
     ///
     /// # Errors

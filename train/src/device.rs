@@ -149,7 +149,7 @@ fn same_context(stream: &CudaStream, context: &Arc<CudaContext>) -> Result<()> {
 
 /// Returns the error for elements that a buffer does not have.
 fn outside(range: &Range<usize>, len: usize) -> Error {
-    Error::argument("train", format!("elements {range:?} are outside the buffer, which has {len}"))
+    Error::argument("train", format!("elements {range:?} are outside the buffer, which has {len} elements"))
 }
 
 impl<T> From<CudaSlice<T>> for DeviceFlat<T> {

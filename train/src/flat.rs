@@ -21,7 +21,7 @@ use collectives::{Error, Result};
 #[derive(Debug, Clone)]
 pub(super) enum Place {
     Host,
-    /// On a device, for a caller that works on a stream there.
+    /// On a device, for a caller that queues work on a stream of this device.
     #[cfg(feature = "cuda")]
     Device(Arc<Workplace>),
 }
@@ -54,7 +54,7 @@ impl Place {
     }
 }
 
-/// The gradients of one bucket, in contiguous memory. Every collective accepts it as a buffer.
+/// The gradients of one bucket, in contiguous memory. Every collective accepts a `Flat` as a buffer.
 ///
 /// A `Flat` can also be made from a vector, from memory of [`Communicator::alloc`], or from a cudarc slice.
 /// [`DataParallel::give`] takes a `Flat`, and [`Averaged::take`] returns a `Flat`.
@@ -122,7 +122,7 @@ impl<T: Float> Flat<T> {
         comm.alloc(len).map(Self::from)
     }
 
-    /// Allocates `len` zeros on the stream's device, which must be the communicator's. Local.
+    /// Allocates `len` zeros on the stream's device, which must be the communicator's device. Local.
     ///
     /// # Errors
     ///
@@ -153,7 +153,7 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Returns the elements, which are in host memory.
+    /// Returns the elements, which must be in host memory.
     ///
     /// # Errors
     ///
@@ -166,7 +166,7 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Returns the elements for writing.
+    /// Returns the elements for writing. They must be in host memory.
     ///
     /// # Errors
     ///
@@ -189,8 +189,8 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Returns the elements for writing, if they are on a device. You may replace the slice. The new slice is used on
-    /// the same stream. If the new slice belongs to another context, later calls return `InvalidArgument`.
+    /// Returns the elements for writing, if they are on a device. You may replace the slice. Later calls use the new
+    /// slice on the same stream. If the new slice belongs to another context, later calls return `InvalidArgument`.
     #[cfg(feature = "cuda")]
     pub fn device_mut(&mut self) -> Option<&mut CudaSlice<T>> {
         match &mut self.0 {
@@ -199,7 +199,8 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Returns the elements as a vector. If this value was made from a vector, returns that vector, otherwise a copy.
+    /// Returns the elements as a vector. If this value was made from a vector, returns that vector. Otherwise returns a
+    /// copy.
     ///
     /// # Errors
     ///
@@ -327,8 +328,8 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Starts a reduce-scatter of the buffer, in the same way as [`all_reduce`](Self::all_reduce). The result is this
-    /// rank's share, in place.
+    /// Starts a reduce-scatter of the buffer, in the same way as [`all_reduce`](Self::all_reduce). The result replaces
+    /// only this rank's share of the buffer.
     pub(super) fn reduce_scatter(mut self, comm: &Communicator, op: ReduceOp) -> Result<Pending<Self>> {
         if self.memory().is_empty() || comm.world_size() == 1 && !matches!(op, ReduceOp::PreMulSum(_)) {
             return Ok(Pending::Ended(self));
@@ -352,19 +353,19 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Converts the elements of another buffer into this one. Both buffers must have the same length. Both must be in
-    /// host memory, or both on the same device. Each element is converted to `f32`, multiplied by the weight, rounded
-    /// to `f32` and then to `T`. On a device, this conversion is queued on this buffer's stream, and gives the same
-    /// bits as on the host, except for NaNs.
+    /// Converts the elements of another buffer, and writes them to this buffer. Both buffers must have the same length.
+    /// Both buffers must be in host memory, or both must be on the same device. Each element is converted to `f32`,
+    /// multiplied by the weight, rounded to `f32` and then to `T`. On a device, this conversion is queued on this
+    /// buffer's stream, and gives the same bits as on the host, except for NaNs.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the lengths differ, or if the buffers are not in the same memory and context. On a device,
-    /// also `Cuda` if the driver fails.
+    /// `InvalidArgument` if the lengths differ. `InvalidArgument` unless both buffers are in host memory, or both in
+    /// memory of the same `CudaContext`. On a device, also `Cuda` if the driver fails.
     pub fn convert_from<F: Float>(&mut self, from: &Flat<F>, weight: f64) -> Result<()> {
         let (len, given) = (self.memory().len(), from.memory().len());
         if len != given {
-            return Err(Error::argument("convert_from", format!("{given} elements were passed for a buffer of {len}")));
+            return Err(Error::argument("convert_from", format!("{given} elements were passed for a buffer of {len} elements")));
         }
         self.convert_part(0..len, from.memory(), 0, weight)
     }
@@ -383,7 +384,8 @@ impl<T: Float> Flat<T> {
         Ok(())
     }
 
-    /// Adds up the squares of the elements in `range`. The sum is the same on every rank that holds the same elements.
+    /// Adds the squares of the elements in `range` to `sums`. The sum is the same on every rank that has the same
+    /// elements.
     pub(super) fn add_squares(&self, range: Range<usize>, sums: &mut Squares) -> Result<()> {
         match &self.0 {
             Elements::Host(buffer) => sums.add(&buffer[range]),

@@ -11,14 +11,14 @@ use collectives::{Error, Result};
 /// to its bucket.
 ///
 /// Every rank must make the same calls on `comm` in the same order, and calls should run in the background. So
-/// [`start`](Hook::start) is called in the order of the buckets, as they are filled. Once every bucket has been
-/// started, [`advance`](Hook::advance) is called for one bucket after the other, round after round, until each is done.
-/// A hook with several calls waits for one of them in each round, and starts the next. For an empty bucket, `start` and
-/// `advance` are not called.
+/// [`start`](Hook::start) is called once for each full bucket, in the order of the buckets. After every bucket has been
+/// started, [`advance`](Hook::advance) is called in rounds. Each round calls `advance` once for every bucket that is
+/// not done, in the order of the buckets. In each round, a hook that makes several calls waits for one call, and starts
+/// the next call. For an empty bucket, `start` and `advance` are not called.
 ///
 /// If buckets are on a device, calls on `comm` are queued on the communicator's stream. A hook does its own work on the
 /// stream of the slice ([`Flat::device_mut`]), which is the caller's stream. cudarc's events order the work on the two
-/// streams, so `start` and `advance` need not wait for the device.
+/// streams, so neither `start` nor `advance` needs to wait for the device.
 pub trait Hook<T: Float>: Send {
     /// Takes this rank's gradients and starts the first call.
     ///
@@ -85,7 +85,7 @@ impl<T: Float> Hook<T> for AllReduce<T> {
     }
 }
 
-/// One reduce-scatter of the bucket: the result is this rank's share, in place.
+/// One reduce-scatter of the bucket. The result replaces only this rank's share of the bucket.
 pub(super) struct ReduceScatter<T: Float> {
     op: ReduceOp,
     pending: Pending<Flat<T>>,
@@ -112,17 +112,18 @@ impl<T: Float> Hook<T> for ReduceScatter<T> {
 /// many bytes as with `f32`.
 ///
 /// Each rank's gradient is converted to `f32`, weighted (by 1/n for a mean), rounded to `f32` and then to `C`. The
-/// ranks' values are summed as `C`, and converted back via `f32`. Consider a mean over n ranks, of numbers in `C`'s
-/// normal range. The error of this mean, divided by the sum of the weighted magnitudes, is at most the sum of:
+/// ranks' values are summed as `C`, and the sum is converted back to `T` via `f32`. Consider a mean over n ranks, of
+/// numbers in `C`'s normal range. The error of this mean, divided by the sum of the weighted magnitudes, is at most the
+/// sum of:
 ///
 /// - 2⁻¹¹ (`f16`) or 2⁻⁸ (`bf16`) for the rounding to `C`,
-/// - at most the same amount for each partial sum that is sent,
+/// - at most the same amount again for each partial sum that is sent,
 /// - 2⁻²³ for the roundings to `f32`. So a `Compress<f64, f64>` has the precision and range of `f32`.
 ///
 /// Numbers below `C`'s normal range are rounded to multiples of the smallest number of type `C`. In `f16`, the smallest
 /// number is 6·10⁻⁸, and the normal range begins at 6·10⁻⁵. In `bf16`, the smallest number is 9·10⁻⁴¹, and the normal
-/// range begins at 10⁻³⁸. A value of at most half the smallest number becomes zero. In `f16`, values that round beyond
-/// 65504 become infinite.
+/// range begins at 10⁻³⁸. A value of at most half the smallest number becomes zero. In `f16`, values that would be
+/// rounded to more than 65504 become infinite.
 ///
 /// For each bucket, this hook needs another buffer, which has the bucket's length and elements of type `C`.
 ///

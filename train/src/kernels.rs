@@ -70,7 +70,7 @@ fn each<F>(mut make: impl FnMut(DType) -> Result<F>) -> Result<Each<F>> {
 /// Returns the function of a type.
 fn of<'a, F>(functions: &'a Each<F>, dtype: DType, what: &str) -> Result<&'a F> {
     let place = TYPES.iter().position(|known| *known == dtype);
-    place.and_then(|place| functions.get(place)).ok_or_else(|| Error::unsupported(what, "there is no kernel for it"))
+    place.and_then(|place| functions.get(place)).ok_or_else(|| Error::unsupported(what, "there is no kernel for this element type"))
 }
 
 /// Returns a grid of this many blocks.

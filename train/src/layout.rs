@@ -10,20 +10,21 @@ use collectives::DType;
 use collectives::ReduceOp;
 use collectives::{Error, Result};
 
-/// Options for how gradients are put into buckets and averaged. Every rank must use the same options, except for the
-/// weight of a `PreMulSum`.
+/// Options that set how gradients are put into buckets, and how they are averaged. Every rank must use the same
+/// options, except for the weight of a `PreMulSum`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
     /// The maximum size in bytes of the first bucket of each element type. A small first bucket lets the first
     /// reduction start early. Default: 1 MiB. With 0, the first bucket has one parameter. If `bucket_bytes` is 0 too,
     /// every parameter has its own bucket.
     pub first_bucket_bytes: usize,
-    /// The maximum size in bytes of every other bucket. A larger parameter has its own bucket. Default: 25 MiB.
+    /// The maximum size in bytes of every other bucket. A parameter that is larger than this size has its own bucket.
+    /// Default: 25 MiB.
     pub bucket_bytes: usize,
-    /// The size in bytes from which a parameter has its own bucket. The reduction of such a parameter's gradient starts
-    /// as soon as the gradient arrives, and a [given](super::DataParallel::give) gradient is not copied. `None` means
-    /// 256 KiB in host memory. On devices, `None` means that there is no such size, because every launch has a cost.
-    /// Default: `None`.
+    /// A parameter of at least this size in bytes has its own bucket. The reduction of such a parameter's gradient
+    /// starts as soon as the gradient arrives, and a [given](super::DataParallel::give) gradient is not copied. `None`
+    /// means 256 KiB in host memory. On devices, `None` means that there is no such size, because every launch of a
+    /// bucket takes time. Default: `None`.
     pub own_bucket_bytes: Option<usize>,
     /// How the ranks' gradients are combined: `Avg`, `Sum`, or `PreMulSum` with this rank's weight, for example its
     /// share of the samples of the whole batch. Your own hook may ignore this op. Default: `Avg`.
@@ -35,8 +36,8 @@ pub struct Options {
 /// How a step treats parameters that have no gradient on a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Missing {
-    /// The step fails on every rank with an error that names the rank and the parameter. Another step can follow. This
-    /// costs one more all-reduce of one number per step, beside the buckets.
+    /// The step fails on every rank with an error that names the rank and the parameter. Another step can follow. To
+    /// detect this case, each step makes one all-reduce of one number, in addition to the reductions of the buckets.
     #[default]
     Refused,
     /// The gradients of these parameters count as zeros on this rank, plus the parts that were accumulated in this
@@ -103,7 +104,7 @@ impl Slot {
     }
 }
 
-/// One flat buffer, and the gradients in it.
+/// The layout of one flat buffer, and of the gradients in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BucketLayout {
     /// The bucket's number. Buckets are reduced in the order of their numbers.
@@ -111,7 +112,7 @@ pub struct BucketLayout {
     /// The type of the bucket's elements.
     pub dtype: DType,
     /// The places of the bucket's gradients. The places are contiguous, in the reverse order of the list of parameters.
-    /// In a unit of [`FullySharded`](super::FullySharded), they are in the order of the list.
+    /// In a unit of [`FullySharded`](super::FullySharded), the places are in the order of the list.
     pub slots: Vec<Slot>,
     /// The number of the bucket's elements. If ranks have shares of the bucket, this number includes padding after the
     /// last gradient, to a multiple of the world size.

@@ -3,8 +3,8 @@
 //! [`DataParallel`] does for a training loop what torch's `DistributedDataParallel` does. It gives all ranks the same
 //! initial parameters, and averages gradients in large pieces in the background. If the ranks' parameters differ, or a
 //! rank lacks a gradient, every rank gets an error. This crate depends on no tensor crate: gradients are slices or any
-//! other [`Buffer`](collectives::Buffer). You pass them one by one, or all at once. With the feature `checkpoint`, the
-//! module `checkpoint` saves models, and loads them with any number of ranks.
+//! other [`Buffer`](collectives::Buffer). You pass gradients one by one, or all together. With the feature
+//! `checkpoint`, the module `checkpoint` saves models, and loads them with any number of ranks.
 //!
 //! This crate uses only the public interface of the crate `collectives`. Its functions take a
 //! [`Communicator`](collectives::Communicator).

@@ -5,7 +5,7 @@ use collectives::Communicator;
 use collectives::ReduceOp;
 use collectives::{Error, Result};
 
-/// Options for when the scale changes, and by which factors.
+/// Options that set when the scale changes, and by which factors.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LossScalerOptions {
     /// The first scale. Default: 65,536.
@@ -40,8 +40,8 @@ pub struct LossScalerState {
 /// 1. Multiply the loss by [`scale`](Self::scale), and run the backward pass.
 /// 2. Call [`unscale`](Self::unscale) with the gradients that this rank's optimiser uses: the averaged gradients, or
 ///    this rank's share of them. [`Averaged`](crate::Averaged), [`Shards`](crate::Shards) and
-///    [`ReducedGradients`](crate::ReducedGradients) have a method `unscale` for the gradients that they hold.
-/// 3. Take the step if [`update`](Self::update) returns `true`.
+///    [`ReducedGradients`](crate::ReducedGradients) have a method `unscale` for their own gradients.
+/// 3. Call [`update`](Self::update). If it returns `true`, take the optimiser's step.
 ///
 /// ```
 /// use collectives::Communicator;
@@ -102,14 +102,14 @@ impl LossScaler {
         Ok(Self { options, state: LossScalerState { scale: initial_scale, good_steps: 0 }, has_overflowed: false })
     }
 
-    /// Returns the factor for the loss.
+    /// Returns the scale, by which you multiply the loss.
     #[must_use]
     pub fn scale(&self) -> f32 {
         self.state.scale
     }
 
-    /// Divides gradients by the scale, in place, and records whether one of them is infinite or NaN, before or after
-    /// the division. Makes one pass over the memory.
+    /// Divides gradients by the scale, in place, and records whether a gradient is infinite or NaN, before or after the
+    /// division. Reads and writes each gradient once.
     ///
     /// In `f16`, small values can become zero when they are divided by the scale. So convert gradients of `f16` to
     /// `f32` first. The optimiser should use `f32` too.
@@ -143,7 +143,7 @@ impl LossScaler {
     /// # Errors
     ///
     /// `InvalidArgument` on every rank if ranks have different states, for example because only some ranks called
-    /// [`restore`](Self::restore). In that case, no state changes. Also returns the errors of
+    /// [`restore`](Self::restore). In that case, no state changes. The call also returns the errors of
     /// [`Communicator::all_reduce`].
     pub fn update(&mut self, comm: &Communicator) -> Result<bool> {
         let bits = u64::from(self.state.scale.to_bits()) << 32 | u64::from(self.state.good_steps);
@@ -154,7 +154,7 @@ impl LossScaler {
         if largest != !least {
             let scale = |bits: u64| f32::from_bits((bits >> 32) as u32);
             let reason = format!(
-                "ranks have scales from {} to {}, or different numbers of good steps: restore all of them from one checkpoint",
+                "the scales (from {} to {}) or the numbers of good steps differ between ranks: restore all ranks from one checkpoint",
                 scale(!least),
                 scale(largest)
             );

@@ -5,8 +5,8 @@ use collectives::Communicator;
 use collectives::{Error, Result};
 
 /// A grid of ranks with named dimensions, and a communicator along each dimension. For example, one dimension is
-/// data-parallel, and another is tensor-parallel. Or one dimension runs over shards inside a host, and another runs
-/// over replicas across hosts.
+/// data-parallel, and another is tensor-parallel. In another example, one dimension runs over the shards inside a host,
+/// and another runs over the replicas on different hosts.
 ///
 /// The last dimension varies fastest, as in torch's `init_device_mesh`. In `[("dp", 2), ("tp", 4)]`, ranks 0 to 3 are
 /// the first `tp` slice, and ranks 0 and 4 are one `dp` slice.
@@ -69,12 +69,13 @@ impl Mesh {
         Ok(Self { comm: comm.clone(), dimensions: made })
     }
 
-    /// Arranges ranks by host: the dimension `outer` runs over the hosts, and `inner` runs over the ranks of each host,
-    /// which share memory or fast links. Shard along `inner` and replicate along `outer`. Collective.
+    /// Arranges ranks by host: the dimension `outer` runs over the hosts, and `inner` runs over the ranks of each host.
+    /// The ranks of one host have shared memory or fast links, so shard along `inner`, and replicate along `outer`.
+    /// Collective.
     ///
     /// # Errors
     ///
-    /// - `Unsupported` on every rank if hosts have different numbers of ranks, or the ranks of a host are not
+    /// - `Unsupported` on every rank if hosts have different numbers of ranks, or if the ranks of a host are not
     ///   consecutive.
     /// - The errors of [`new`](Self::new).
     pub fn by_host(comm: &Communicator, outer: &str, inner: &str) -> Result<Self> {
@@ -128,7 +129,7 @@ impl Mesh {
         self.find("Mesh::size", name).map(|found| self.dimensions[found].size)
     }
 
-    /// Returns the dimensions with their sizes, the slowest first.
+    /// Returns the dimensions with their sizes, in the order of [`new`](Self::new): the last dimension varies fastest.
     pub fn dimensions(&self) -> impl ExactSizeIterator<Item = (&str, usize)> {
         self.dimensions.iter().map(|dimension| (dimension.name.as_str(), dimension.size))
     }
@@ -139,9 +140,9 @@ impl Mesh {
         &self.comm
     }
 
-    /// Creates a communicator along several dimensions at once, for example to average gradients over data- and
-    /// context-parallel ranks. Ranks are in the order of the mesh, whatever the order of the names. Collective over all
-    /// ranks of the mesh.
+    /// Creates one communicator along several dimensions, for example to average gradients over data- and
+    /// context-parallel ranks. The ranks of the new communicator are in the order of the mesh. The order of `names`
+    /// makes no difference. Collective over all ranks of the mesh.
     ///
     /// # Errors
     ///

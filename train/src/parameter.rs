@@ -59,22 +59,22 @@ pub(super) fn check_fit<T: Data>(
     Ok(())
 }
 
-/// The float types of gradients: `f32`, `f64`, `f16`, `bf16`. No other type can implement this trait, since no other
+/// The float types of gradients: `f32`, `f64`, `f16`, `bf16`. No other type can implement this trait, because no other
 /// float is an [`Element`].
 pub trait Float: Element {
-    /// Returns this number as an `f32`. The conversion is exact, except that an `f64` is rounded to nearest.
+    /// Returns this number as an `f32`. An `f64` is rounded to the nearest `f32`. All other conversions are exact.
     fn to_f32(self) -> f32;
 
     /// Returns this number as an `f64`.
     fn to_f64(self) -> f64;
 
-    /// Returns the nearest value of this type.
+    /// Returns the value of this type that is nearest to `value`.
     fn from_f32(value: f32) -> Self;
 
-    /// Returns the nearest value of this type.
+    /// Returns the value of this type that is nearest to `value`.
     fn from_f64(value: f64) -> Self;
 
-    /// Returns the sum, rounded once.
+    /// Returns the sum of this number and `other`, rounded once.
     #[must_use]
     fn plus(self, other: Self) -> Self;
 

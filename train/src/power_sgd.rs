@@ -13,18 +13,18 @@ use collectives::Communicator;
 use collectives::ReduceOp;
 use collectives::{Error, Result};
 
-/// Options for how [`PowerSgd`] compresses. Every rank must use the same options.
+/// Options that set how [`PowerSgd`] compresses gradients. Every rank must use the same options.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PowerSgdOptions {
     /// The number of columns of the thin matrices, which is the matrix rank of the approximation. Default: 1.
     pub rank: usize,
     /// Whether to keep the error of the compression, and add it to the next step's gradient. Default: yes.
     pub error_feedback: bool,
-    /// Whether each step begins with the last step's thin matrix, so that the approximation improves from step to step.
-    /// Default: yes.
+    /// Whether each step begins with the thin matrix Q of the previous step, so that the approximation improves from
+    /// step to step. Default: yes.
     pub warm_start: bool,
-    /// The number of steps at the start that send uncompressed gradients, because gradients still change fast. Default:
-    /// 1000.
+    /// The number of steps at the start of training that send uncompressed gradients, because gradients change fast in
+    /// these steps. Default: 1000.
     pub start_step: u64,
     /// A matrix is compressed only if it becomes smaller by at least this factor. Default: 2.
     pub min_compression_rate: f64,
@@ -40,24 +40,25 @@ impl Default for PowerSgdOptions {
 
 /// A hook that sends low-rank approximations of gradients (PowerSGD: Vogels, Karimireddy, Jaggi 2019).
 ///
-/// A gradient with two or more dimensions is treated as a matrix M. Its rows are the first dimension, and its columns
-/// are all others. The thin matrix Q comes from the step before. The thin matrix P is the mean of all ranks' M·Q, with
-/// orthonormalised columns. The new Q is the mean of all ranks' Mᵀ·P. Every rank then computes P·Qᵀ. If P and Q have
-/// `r` columns, a rank sends `r·(rows + columns)` numbers instead of `rows·columns`. Vectors, and matrices that are too
-/// small to benefit, are sent uncompressed with P. Everything is computed in `f32`.
+/// A gradient with two or more dimensions is treated as a matrix M. The first dimension gives the rows of M, and all
+/// other dimensions together give the columns. The thin matrix Q comes from the previous step. The thin matrix P is the
+/// mean of all ranks' M·Q, with orthonormalised columns. The new Q is the mean of all ranks' Mᵀ·P. Every rank then
+/// computes P·Qᵀ. If P and Q have `r` columns, a rank sends `r·(rows + columns)` numbers instead of `rows·columns`.
+/// Vectors, and matrices that are too small to benefit, are not compressed. They are sent together with P. Everything
+/// is computed in `f32`.
 ///
-/// If the matrix rank of the mean gradient is at most `r`, P·Qᵀ equals the mean gradient as soon as Q has been computed
-/// from it, except for rounding. For other mean gradients, the error feedback adds the part that was left out to later
-/// steps.
+/// If the matrix rank of the mean gradient is at most `r`, P·Qᵀ equals the mean gradient, except for rounding, as soon
+/// as Q has been computed from this gradient. Otherwise, P·Qᵀ leaves out a part of the mean gradient, and the error
+/// feedback adds this part to later steps.
 ///
 /// If an element of a matrix is infinite or NaN on one rank, or becomes infinite or NaN during the step, the whole
-/// matrix is NaN on every rank in that step. A loss scaler can thus detect a scale that is too large. The error kept
-/// from earlier steps is then discarded, and Q is drawn again, so that later steps are correct.
+/// matrix is NaN on every rank in that step. A loss scaler can thus detect a scale that is too large. In that case, the
+/// hook discards the error that it kept from earlier steps, and draws a new Q, so that later steps are correct.
 ///
-/// This hook supports only buckets in host memory. On a device, its first step returns `Unsupported`.
+/// This hook supports only buckets in host memory. On a device, the hook's first step returns `Unsupported`.
 ///
-/// For each bucket, this hook needs an `f32` for every element of the compressed matrices, and three times the size of
-/// the thin matrices.
+/// For each bucket, this hook uses this additional memory: 4 bytes for each element of the compressed matrices, and
+/// three times the bytes of the thin matrices.
 ///
 /// ```
 /// # use collectives::{Communicator, ReduceOp};

@@ -11,21 +11,21 @@ use collectives::{Error, Result};
 /// The treatment of the last samples of an epoch, if a data set cannot be divided evenly among the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum UnevenEnd {
-    /// The first samples of the epoch are repeated at its end, until every rank has the same number, as in torch's
-    /// `DistributedSampler`.
+    /// The first samples of the epoch are repeated at its end, until every rank has the same number of samples, as in
+    /// torch's `DistributedSampler`.
     #[default]
     Repeat,
     /// The samples that remain after an even division are left out (torch's `drop_last`). If samples are shuffled,
-    /// different ones are left out in each epoch. If samples come [in order](Sampler::in_order), the last ones are
-    /// always left out.
+    /// different samples are left out in each epoch. If samples come [in order](Sampler::in_order), the last samples
+    /// are always left out.
     Drop,
-    /// Each sample is taken once. Some ranks then have one sample fewer than others. So let the ranks agree on the
-    /// number of steps, or evaluate without collectives.
+    /// Each sample is taken once. Some ranks then have one sample fewer than others. So make sure that all ranks take
+    /// the same number of steps, or evaluate without collectives.
     Keep,
 }
 
-/// Divides a data set's samples among the ranks, shuffled by seed and epoch. The ranks do not communicate for this
-/// division.
+/// Shuffles a data set's samples by seed and epoch, and divides them among the ranks. The ranks need no communication
+/// for this.
 ///
 /// ```
 /// use collectives::Communicator;
@@ -42,10 +42,10 @@ pub enum UnevenEnd {
 /// ```
 ///
 /// Rank r of n ranks takes the samples at the places r, r + n, r + 2·n … in the epoch's order, as in torch. So after k
-/// samples on every rank, the ranks have taken the first k·n places, and any number of ranks can
+/// samples on every rank, the ranks have taken the samples at the first k·n places, and any number of ranks can
 /// [continue](Self::epoch_from) from there.
 ///
-/// All ranks must pass the same length, seed and [`UnevenEnd`]. This is not checked.
+/// All ranks must pass the same length, seed and [`UnevenEnd`]. The sampler does not check that they do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias = "DistributedSampler")]
 pub struct Sampler {
@@ -58,7 +58,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Divides `len` samples among a communicator's ranks, shuffled with seed 0. Samples are
+    /// Shuffles `len` samples with seed 0, and divides them among a communicator's ranks. Samples are
     /// [repeated](UnevenEnd::Repeat) if they cannot be divided evenly.
     #[must_use]
     pub fn new(comm: &Communicator, len: usize) -> Self {
@@ -83,7 +83,7 @@ impl Sampler {
         Self { seed: Some(seed), ..self }
     }
 
-    /// Takes samples in the data set's order, in every epoch.
+    /// Makes the sampler take samples in the data set's order in every epoch, without shuffling.
     #[must_use]
     pub fn in_order(self) -> Self {
         Self { seed: None, ..self }
@@ -104,8 +104,9 @@ impl Sampler {
 
     /// Returns the rest of this rank's samples in an epoch. `taken` is the number of samples that all ranks together
     /// have already taken in this epoch: usually steps × batch size × number of ranks at that time. The number of ranks
-    /// may have changed since then. No sample is taken twice, except those [repeated](UnevenEnd::Repeat) at the end.
-    /// `taken` may include repeated samples: if all samples were taken, and some of them twice, nothing is left.
+    /// may have changed since then. No sample is taken twice, except the samples that are [repeated](UnevenEnd::Repeat)
+    /// at the end. `taken` may include repeated samples. If `taken` is at least the length of the data set, no sample
+    /// is left.
     ///
     /// ```
     /// use collectives_train::{Sampler, UnevenEnd};
@@ -123,8 +124,8 @@ impl Sampler {
     /// # Errors
     ///
     /// `InvalidArgument` if `taken` is larger than the number of samples that an epoch can have. Without repeated
-    /// samples, this number is the length of the data set. With repeated samples, it is twice the length minus one, or
-    /// the number of ranks if that number is larger.
+    /// samples, this number is the length of the data set. With repeated samples, this number is 2·length − 1, or the
+    /// number of ranks if the number of ranks is larger.
     pub fn epoch_from(&self, epoch: u64, taken: usize) -> Result<Samples> {
         if taken > self.most_taken() {
             let (len, most) = (self.len, self.most_taken());

@@ -12,7 +12,7 @@ use super::layout::BucketLayout;
 use super::parameter::Float;
 use collectives::{Error, Result};
 
-/// This rank's share of one bucket, to be updated.
+/// This rank's share of one bucket, which the optimiser updates.
 pub struct Shard<'a> {
     /// The number of the bucket, or of the unit in a [`FullySharded`](super::FullySharded).
     pub bucket: usize,
@@ -39,8 +39,8 @@ impl Shard<'_> {
         Ok((parameters.host_mut()?, &gradients.host()?[own]))
     }
 
-    /// Returns the parameters, and their averaged gradients, if they are on a device. Use them on the optimiser's
-    /// stream, or order the use by cudarc's events. You can use the slices until `update` returns.
+    /// Returns the parameters, and their averaged gradients, if they are on a device. Use the slices on the optimiser's
+    /// stream, or order their use by cudarc's events. You can use the slices until `update` returns.
     ///
     /// # Errors
     ///

@@ -25,8 +25,8 @@ use collectives::{Error, Result};
 /// only for its share.
 ///
 /// When a bucket is full, its gradients are reduced and scattered in the background. [`reduce`](Self::reduce) waits for
-/// all buckets. Then [`Shards::update`] calls the caller's optimiser for this rank's share of each bucket. While
-/// `update` gathers all ranks' shares of one bucket, it already updates the next bucket.
+/// all buckets. Then [`Shards::update`] calls the caller's optimiser for this rank's share of each bucket. While the
+/// shares of one bucket are gathered, `update` already updates the next bucket.
 ///
 /// ```
 /// use collectives::Communicator;
@@ -56,20 +56,21 @@ use collectives::{Error, Result};
 /// # Ok::<(), collectives::Error>(())
 /// ```
 ///
-/// If a reduce-scatter sums in the same order as an all-reduce, the result has the same bits as with an all-reduce and
-/// the whole optimiser on every rank. With two ranks, the order is always the same. With more ranks, the order is the
-/// same with [`Config::reproducible`](collectives::Config::reproducible) or in shared memory.
+/// If a reduce-scatter sums in the same order as an all-reduce, the updated parameters have the same bits as after an
+/// all-reduce and an update of all parameters on every rank. With two ranks, the order is always the same. With more
+/// ranks, the order is the same if [`Config::reproducible`](collectives::Config::reproducible) is set, or if the ranks
+/// communicate through shared memory.
 ///
-/// **Memory** of each of n ranks, in bytes, for parameters of N bytes:
+/// **Memory.** For parameters of N bytes, each of n ranks needs the sum of these numbers of bytes:
 ///
 /// - N for the buckets, which are padded to a multiple of n elements,
 /// - N/n for this rank's share of the parameters,
 /// - the caller's state for that share: 2·N/n for Adam instead of 2·N.
 ///
-/// **Traffic**: the same as an all-reduce of the gradients.
+/// **Traffic**: the same as for an all-reduce of the gradients.
 ///
-/// The caller saves and loads the state. With another world size, the shares are different. With the feature
-/// `checkpoint`, the module `checkpoint` can save with one world size and load with another.
+/// The caller saves and loads the optimiser's state. With another world size, the shares are different. With the
+/// feature `checkpoint`, the module `checkpoint` can save with one world size and load with another.
 ///
 /// On devices, see [`on_device`](Self::on_device).
 #[doc(alias = "ZeroRedundancyOptimizer")]
@@ -155,20 +156,20 @@ impl ShardedOptimizer {
     }
 
     /// Returns the range of each bucket's elements that belongs to this rank. [`Slot::overlap`](super::Slot::overlap)
-    /// converts a range to elements of a parameter. With the feature `checkpoint`, any world size can save and load the
-    /// shares (`checkpoint::Writer::shares`).
+    /// converts the range of a share to elements of a parameter. With the feature `checkpoint`,
+    /// `checkpoint::Writer::shares` saves the shares, and a job of any world size can load them.
     pub fn shares(&self) -> impl ExactSizeIterator<Item = Range<usize>> {
         self.buckets.layouts().map(|layout| own_range(self.buckets.comm(), layout))
     }
 
-    /// Returns the number of elements of this rank's share of each bucket. The caller keeps an optimiser's state for
-    /// these elements.
+    /// Returns one number for each bucket: the number of elements of this rank's share. The caller keeps an optimiser's
+    /// state for these elements.
     pub fn shard_lens(&self) -> impl ExactSizeIterator<Item = usize> {
         self.shares().map(|range| range.len())
     }
 
-    /// Copies the root's values of a parameter to every rank, and copies this rank's share of them into the optimiser.
-    /// Every parameter must be broadcast, or [`load`](Self::load)ed, before the first step. Collective.
+    /// Copies the root's values of a parameter to every rank, and copies this rank's share of the values into the
+    /// optimiser. Call `broadcast` or [`load`](Self::load) for every parameter before the first step. Collective.
     ///
     /// # Errors
     ///
@@ -182,7 +183,7 @@ impl ShardedOptimizer {
         self.load(parameter, values)
     }
 
-    /// Loads a parameter's values on this rank, for example after reading a checkpoint. The values must be the same on
+    /// Loads a parameter's values on this rank, for example values from a checkpoint. The values must be the same on
     /// every rank.
     ///
     /// # Errors
@@ -253,10 +254,10 @@ impl ShardedOptimizer {
     ///
     /// # Errors
     ///
-    /// The errors of [`DataParallel::finish`](super::DataParallel::finish), and `InvalidArgument` for a parameter whose
-    /// values were never loaded or broadcast. Only this rank gets this `InvalidArgument`, before it waits for anything.
-    /// Other ranks wait in `reduce` until this rank has loaded the values and calls `reduce` again, or until the
-    /// timeout.
+    /// The errors of [`DataParallel::finish`](super::DataParallel::finish), and `InvalidArgument` if the values of a
+    /// parameter were never loaded or broadcast. Only this rank gets this `InvalidArgument`, and gets it without
+    /// waiting for other ranks. Other ranks wait in `reduce` until this rank has loaded the values and calls `reduce`
+    /// again, or until the timeout.
     pub fn reduce(&mut self) -> Result<Shards<'_>> {
         if let Some(index) = self.loaded.iter().position(|loaded| !loaded) {
             let name = self.buckets.parameter(index).map_or_else(String::new, Parameter::to_string);
@@ -277,7 +278,7 @@ pub struct Shards<'a> {
 impl<'a> Shards<'a> {
     /// Returns the norm of all ranks' gradients together: the square root of the sum of all elements' squares, computed
     /// in `f64`. Every rank gets the same bits. Collective: makes one all-reduce of one number, on the host. On a
-    /// device, this call first waits for this rank's sum.
+    /// device, this call first waits for this rank's sum of squares.
     ///
     /// # Errors
     ///
@@ -347,9 +348,9 @@ impl<'a> Shards<'a> {
     ///
     /// The errors of `update`, and of any collective. If `update` returns an error or panics, no step can follow,
     /// because this rank's shares have changed and the other ranks' shares are unknown. If `update` fails on one rank,
-    /// the others are not notified. They wait for the failing rank's shares until the timeout, unless that rank aborts
-    /// the communicator ([`Communicator::abort`](collectives::Communicator::abort)). So an `update` that fails should
-    /// fail on every rank, or abort.
+    /// the other ranks are not notified. They wait for the failing rank's shares until the timeout, unless the failing
+    /// rank aborts the communicator ([`Communicator::abort`](collectives::Communicator::abort)). So an `update` that
+    /// fails should fail on every rank, or abort the communicator.
     pub fn update(self, mut update: impl FnMut(&mut Shard<'_>) -> Result<()>) -> Result<Updated<'a>> {
         let ShardedOptimizer { buckets, .. } = self.optimizer;
         buckets.go_on(|buckets| {

@@ -120,10 +120,10 @@ impl Results {
 
     /// Reads the results in a file's text, or returns why there are none.
     pub(super) fn parse(name: String, text: &[u8]) -> Result<Self, String> {
-        let document: Document =
-            serde_json::from_slice(text).map_err(|error| format!("not results that collperf wrote with -J: {error}"))?;
+        let document: Document = serde_json::from_slice(text)
+            .map_err(|error| format!("the file does not contain results that collperf wrote with -J: {error}"))?;
         if document.version != VERSION {
-            return Err(format!("the file's format has version {}, and this collperf reads version {VERSION}", document.version));
+            return Err(format!("the file's format has version {}, but this collperf reads only version {VERSION}", document.version));
         }
         let mut measured: Vec<(Cell, Vec<Figures>)> = Vec::new();
         for row in document.results {

@@ -26,7 +26,7 @@ struct Cell {
 }
 
 /// The meaning of the columns.
-const LEGEND: &str = "size: bytes of a rank's larger buffer; (us): median time of a call in microseconds; -: not measured";
+const LEGEND: &str = "\"size\": bytes of a rank's larger buffer. \"(us)\": median time of a call, in microseconds. \"-\": not measured.";
 
 /// The figures of the same call, by size and peer.
 struct Table<'a> {
@@ -59,7 +59,7 @@ impl Peers {
         let column = |wanted: &str| {
             let place = names.iter().position(|name| name == wanted);
             place.ok_or_else(|| {
-                format!("the file has no column {wanted}; give two files that -J wrote, or one that --csv with --cell-ms wrote")
+                format!("the file has no column {wanted}; give two files written with -J, or one file written with --csv and --cell-ms")
             })
         };
         let wanted = ["peer", "transport", "collective", "op", "dtype", "nranks", "bytes", "lat_p50_us"];

@@ -53,8 +53,9 @@ impl Comparison {
     /// Returns the notes of both files, and what makes their comparison less reliable.
     fn warnings(&self) -> Vec<String> {
         let few = self.both.iter().any(|(_, a, b)| a.times.min(b.times) < ENOUGH);
-        let chance =
-            format!("some cells were measured fewer than {ENOUGH} times, so a difference may be due to chance; -N 5 measures five times");
+        let chance = format!(
+            "some cells were measured fewer than {ENOUGH} times, so a difference may be due to chance; -N 5 measures each cell five times"
+        );
         self.notes().into_iter().chain(few.then_some(chance)).collect()
     }
 
@@ -116,11 +117,13 @@ impl Comparison {
         let (least, most) =
             ratios.iter().fold((f64::INFINITY, 0.0), |(least, most), ratio| (f64::min(least, *ratio), f64::max(most, *ratio)));
         let Some(middle) = median(ratios) else { return "#\n# No cell is in both.\n".to_owned() };
-        let mut text =
-            format!("#\n# {} cells in both; time B/A: median {middle:.3}, least {least:.3}, largest {most:.3}\n", self.both.len());
+        let mut text = format!(
+            "#\n# Cells in both: {}. Ratio of the times, B/A: median {middle:.3}, least {least:.3}, largest {most:.3}\n",
+            self.both.len()
+        );
         if let Some(threshold) = threshold {
             let over = self.both.iter().filter(|(_, a, b)| is_slower(a, b, threshold)).count();
-            let _ = writeln!(text, "# {over} of these cells took over {threshold} % longer in B");
+            let _ = writeln!(text, "# {over} of these cells took more than {threshold} % longer in B than in A");
         }
         text
     }
@@ -158,10 +161,12 @@ const HEADER: &str = "#   size (B)     A (us)     B (us)    B/A    A p50 (us)  B
 
 /// The meaning of the columns.
 const LEGEND: [&str; 4] = [
-    "size: bytes of a rank's larger buffer",
-    "A, B: time of a call in microseconds, the median if it was measured several times; B/A: above 1, B is slower",
-    "p50: median of the calls of a row, each timed separately; -: not timed separately",
-    "busbw: 10^9 bytes per second that a link carries, comparable across numbers of ranks; higher is better",
+    "\"size\": bytes of a rank's larger buffer",
+    "\"A\" and \"B\": time of a call in microseconds, or the median if the call was measured several times. If \"B/A\" is above 1, \
+     B is slower",
+    "\"p50\": median time of a row's calls if each call was timed separately, else \"-\"",
+    "\"busbw\": data that a link carries, in 10^9 bytes per second. Values for different numbers of ranks can be compared. Higher \
+     is better",
 ];
 
 /// The same headings for Markdown.

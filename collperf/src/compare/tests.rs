@@ -27,13 +27,14 @@ fn cells_of_both_are_compared_and_others_listed() {
     let text = comparison.text(Some(10.0));
     for part in [
         "# A: a.json (noon)\n",
-        "# p50: median of the calls of a row, each timed separately; -: not timed separately\n",
+        "# \"p50\": median time of a row's calls if each call was timed separately, else \"-\"\n",
         "# all_reduce sum float\n",
         "           8       1.00       0.50  0.500          0.50        0.25  0.500      2.000      2.000\n",
         "          16       2.00       2.50  1.250          1.00        1.25  1.250      2.000      2.000  over 10 %\n",
         "# Only in A:\n#   32 B all_reduce sum float\n",
         "# Only in B:\n#   64 B all_reduce sum float\n",
-        "# 2 cells in both; time B/A: median 0.875, least 0.500, largest 1.250\n# 1 of these cells took over 10 % longer in B\n",
+        "# Cells in both: 2. Ratio of the times, B/A: median 0.875, least 0.500, largest 1.250\n",
+        "# 1 of these cells took more than 10 % longer in B than in A\n",
     ] {
         assert!(text.contains(part), "{part:?} is not in\n{text}");
     }
@@ -60,8 +61,8 @@ fn comparisons_are_tables_of_markdown() {
         "A: a.json (noon)  \n",
         "\n### all_reduce sum float\n\n|",
         "Only in A: 32 B all_reduce",
-        "1 cells in both; time B/A",
-        "p50: median",
+        "Cells in both: 1. Ratio of the times, B/A",
+        "\"p50\": median",
     ] {
         assert!(text.contains(part), "{part:?} is not in\n{text}");
     }
@@ -93,10 +94,10 @@ fn what_is_no_result_is_said_to_be_none() {
     timeless["out_of_place"] = json!({"alg_bw": 1.0, "bus_bw": 1.0});
     let timeless = json!({"version": 3, "results": [timeless]}).to_string();
     for (text, reason) in [
-        ("", "not results that collperf wrote with -J"),
-        ("[1, 2]", "not results"),
+        ("", "does not contain results that collperf wrote with -J"),
+        ("[1, 2]", "does not contain results"),
         (r#"{"version": 3}"#, "missing field `results`"),
-        (r#"{"version": 4, "results": []}"#, "version 4, and this collperf reads version 3"),
+        (r#"{"version": 4, "results": []}"#, "version 4, but this collperf reads only version 3"),
         (&timeless, "8 B all_reduce sum float: it has no time"),
     ] {
         let error = Results::parse("x".to_owned(), text.as_bytes()).unwrap_err();
@@ -115,7 +116,7 @@ fn cells_of_several_peers_stand_beside_each_other() {
     assert_eq!(
         peers.text(),
         "# cells.csv\n\
-         #\n# size: bytes of a rank's larger buffer; (us): median time of a call in microseconds; -: not measured\n\
+         #\n# \"size\": bytes of a rank's larger buffer. \"(us)\": median time of a call, in microseconds. \"-\": not measured.\n\
          #\n# all_reduce sum f32, in place, 2 ranks, shm\n\
          #   size (B)       ours (us)        MPI (us)\n           4               -            1.00\n        1024            2.00            4.00\n\
          #\n# all_reduce sum f32, in place, 2 ranks, tcp\n#   size (B)       ours (us)\n        1024            8.00\n"

@@ -34,7 +34,8 @@ pub(super) fn look() -> Vec<Finding> {
             "NCCL",
             // The rest is advice, which is given below.
             error.to_string().split(". Install").next().unwrap_or_default(),
-            "for GPUs: apt install libnccl2, or pip install nvidia-nccl-cu12 and set COLLECTIVES_NCCL_LIBRARY to its libnccl.so.2",
+            "for GPUs: apt install libnccl2, or pip install nvidia-nccl-cu12. With pip, also set COLLECTIVES_NCCL_LIBRARY to the path \
+             of libnccl.so.2",
         ),
     });
     match devices.unwrap_or(0).min(MOST_DEVICES) {
@@ -89,7 +90,7 @@ fn peer_access(count: usize) -> Finding {
     Finding::note(
         "peer access",
         found,
-        "turn off ACS on the PCI bridges, and the IOMMU (or its virtualisation); otherwise NCCL copies through host memory",
+        "turn off ACS on the PCI bridges, and turn off the IOMMU (or its virtualisation); otherwise NCCL copies through host memory",
     )
 }
 
@@ -111,11 +112,11 @@ fn nvlink(count: usize) -> Finding {
     match without.len() {
         0 => Finding::good("NVLink", "between all devices: every pair supports native atomics"),
         missing => {
-            let found = format!("not from {} ({missing} of {} pairs): no native atomics there", listed(&without), count * (count - 1));
+            let found = format!("no native atomics from {} ({missing} of {} pairs)", listed(&without), count * (count - 1));
             Finding::note(
                 "NVLink",
                 found,
-                "if the machine has NVLink: run nvidia-smi nvlink --status; NVSwitch machines need the service nvidia-fabricmanager",
+                "if the machine has NVLink: run nvidia-smi nvlink --status; a machine with NVSwitch needs the service nvidia-fabricmanager",
             )
         }
     }

@@ -21,7 +21,7 @@ pub(super) type OfHost = (String, Vec<Finding>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum State {
     Good,
-    /// Some jobs need something that is missing, or jobs run slower.
+    /// Something is missing that some jobs need, or jobs run slower than they could.
     Note,
     /// Jobs fail.
     Bad,

@@ -54,7 +54,7 @@ fn cores(quota: Option<&str>) -> Finding {
     match allowed {
         Some(allowed) if allowed < cores as f64 => Finding::note(
             "processors",
-            format!("{cores}, but the container may use {allowed:.1}"),
+            format!("{cores}, but the container may use only {allowed:.1}"),
             "give the container as many processors as it sees: one throttled rank delays all others",
         ),
         _ => Finding::judged(
@@ -84,15 +84,15 @@ fn memory(meminfo: Option<&str>, limit: Option<&str>) -> Finding {
     match limit.and_then(|limit| limit.parse::<usize>().ok()) {
         Some(limit) if limit < free => Finding::note(
             "memory",
-            format!("{} free, but the container may use {}", human(free), human(limit)),
-            "shared memory of ranks counts against the container's limit: leave room for it",
+            format!("{} free, but the container may use only {}", human(free), human(limit)),
+            "the ranks' shared memory counts against the container's limit, so leave room for it",
         ),
         _ => Finding::good("memory", format!("{} free", human(free))),
     }
 }
 
 fn descriptors(limit: u64) -> Finding {
-    let advice = "ulimit -n 65536: a rank needs one open file for each peer on another host, and rank 0 also one for each rank";
+    let advice = "ulimit -n 65536: a rank needs one open file for each peer on another host, and rank 0 needs one more for each rank";
     let found = if limit == u64::MAX { "unlimited".to_owned() } else { limit.to_string() };
     match limit {
         ..LEAST_DESCRIPTORS => Finding::bad("open files (ulimit -n)", found, advice),
@@ -116,19 +116,21 @@ fn shared_memory(path: &Path) -> Finding {
     match rustix::fs::statvfs(path) {
         Ok(facts) => {
             let free = facts.f_bavail.saturating_mul(facts.f_frsize);
-            let advice = "docker run --shm-size=2g (or an emptyDir of medium Memory): NCCL keeps its buffers in /dev/shm, \
-                          but the host backend does not need it";
+            let advice = "docker run --shm-size=2g (on Kubernetes: an emptyDir of medium Memory). NCCL keeps its buffers in \
+                          /dev/shm, but the host backend does not need /dev/shm";
             Finding::judged("/dev/shm", format!("{} free", human(free as usize)), free >= ENOUGH_SHM, advice)
         }
-        Err(error) => {
-            Finding::note("/dev/shm", error, "mount a tmpfs there: NCCL keeps its buffers in /dev/shm; the host backend does not need it")
-        }
+        Err(error) => Finding::note(
+            "/dev/shm",
+            error,
+            "mount a tmpfs there: NCCL keeps its buffers in /dev/shm, but the host backend does not need /dev/shm",
+        ),
     }
 }
 
 fn huge_pages(shmem: Option<&str>) -> Finding {
     let chosen = shmem.and_then(|text| text.split('[').nth(1)?.split(']').next());
-    let advice = "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled: then buffers of `alloc` use huge pages";
+    let advice = "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled; then buffers from `alloc` use huge pages";
     match chosen {
         Some(chosen) => {
             Finding::judged("huge pages (shared)", chosen, ["advise", "always", "within_size", "force"].contains(&chosen), advice)
@@ -136,7 +138,7 @@ fn huge_pages(shmem: Option<&str>) -> Finding {
         None => Finding::note(
             "huge pages (shared)",
             "the kernel has none",
-            "use a kernel with transparent huge pages; without them, buffers of `alloc` are slower",
+            "use a kernel with transparent huge pages; without them, buffers from `alloc` are slower",
         ),
     }
 }
@@ -215,11 +217,11 @@ mod tests {
         assert_eq!(huge_pages(Some("always within_size advise [never] deny force")).found, "never");
         assert_eq!(huge_pages(Some("nonsense")).state, State::Note);
         assert_eq!(cores(Some("max 100000")).state, cores(None).state);
-        assert!(cores(Some("50000 100000")).found.contains("may use 0.5"));
+        assert!(cores(Some("50000 100000")).found.contains("may use only 0.5"));
         let with = |busy| load(Some(Load { busy, cores: 2 }));
         assert_eq!((with(1.1).state, with(0.1).state), (State::Note, State::Good));
         assert!(with(1.1).found.contains("other programs keep 1.1 of 2 cores busy"));
-        assert!(memory(Some("MemAvailable: 2048 kB"), Some("1048576")).found.contains("2 MiB free, but the container may use 1 MiB"));
+        assert!(memory(Some("MemAvailable: 2048 kB"), Some("1048576")).found.contains("2 MiB free, but the container may use only 1 MiB"));
         assert_eq!(memory(Some("MemAvailable: 99999999999999999999 kB"), None).state, State::Note);
     }
 

@@ -96,8 +96,8 @@ impl<'a> Others<'a> {
             return Finding::good("other hosts", "none in this job");
         }
         let failed: Vec<String> = others.chunks(AT_ONCE).flat_map(closed).collect();
-        let advice = "open all TCP ports above 1024 between the hosts (see iptables -L, nft list ruleset, security groups), or select \
-                      another network with COLLECTIVES_LISTEN_ADDRESS";
+        let advice = "open all TCP ports above 1024 between the hosts, or select another network with COLLECTIVES_LISTEN_ADDRESS. To find \
+                      the rule that blocks a port, look at iptables -L, nft list ruleset, and the security groups";
         match failed.len() {
             0 => Finding::good("other hosts", format!("{0} of {0} can be reached", others.len())),
             count => Finding::bad("other hosts", format!("{count} of {} cannot be reached: {}", others.len(), failed.join("; ")), advice),
@@ -151,7 +151,7 @@ fn to_text(value: &impl Serialize) -> Result<Vec<u8>, Failure> {
 }
 
 fn from_text<T: for<'de> Deserialize<'de>>(text: &[u8]) -> Result<T, Failure> {
-    serde_json::from_slice(text).map_err(|error| Failure::internal(format!("decoding a message of another rank: {error}")))
+    serde_json::from_slice(text).map_err(|error| Failure::internal(format!("decoding a message from another rank: {error}")))
 }
 
 fn key(what: &str, rank: usize) -> String {

@@ -52,7 +52,7 @@ pub(super) fn all(groups: &[Group]) -> Vec<String> {
 fn in_words<'a>(circle: impl Iterator<Item = &'a Waiting<'a>>) -> String {
     let calls: Vec<String> = circle.map(Waiting::in_words).collect();
     format!(
-        "each rank waits for the next, and the last rank waits for the first: {}; use these communicators in one order on all ranks\n",
+        "each rank waits for the next, and the last rank waits for the first: {}; use these communicators in the same order on all ranks\n",
         calls.join("; ")
     )
 }

@@ -144,7 +144,7 @@ fn read(path: &Path) -> Result<Record, String> {
     match () {
         () if record.format != FORMAT => Err(format!("its format is {:?}, not {FORMAT:?}", record.format)),
         () if record.version > VERSION => {
-            Err(format!("the file's format has version {}, and this collperf reads version {VERSION}", record.version))
+            Err(format!("the file's format has version {}, but this collperf reads versions up to {VERSION}", record.version))
         }
         () if !is_of_its_world => {
             Err(format!("the record is from rank {} of {} ranks, but lists {} ranks", record.rank, record.world_size, record.ranks.len()))

@@ -20,14 +20,15 @@ pub(super) enum Finding {
         seconds: f64,
         /// Its last call, and its progress.
         last: Option<(String, State)>,
-        /// Whether it has started the call in the background, behind other calls.
+        /// Whether the rank has started the call in the background, behind other calls.
         has_scheduled: bool,
         /// The call on another communicator in which its process is stuck.
         elsewhere: Option<String>,
     },
     /// All ranks are in the same call.
     AllWaiting { call: String, awaited: Vec<(usize, Vec<usize>)> },
-    /// A message waits. `answer` is whether the peer has started the matching call, if the peer's record exists.
+    /// A message waits. `answer` is whether the peer has started the matching call; `None` if there is no record of the
+    /// peer.
     Message { rank: usize, message: String, peer: Option<usize>, answer: Option<bool> },
     /// Other ranks have lost this rank, but it wrote a record.
     EndedEarly { rank: usize, witnesses: Vec<usize>, reason: String },

@@ -68,7 +68,7 @@ fn a_rank_that_is_behind_is_named_with_its_last_call() {
         &[
             "rank 2 (host a, pid 102) is behind: it has not reached all_reduce(sum, f32, count 4) number 41",
             "ranks 0, 1 waited for 19.0 s",
-            "its last call, barrier number 40, has ended, and it has started no other",
+            "its last call, barrier number 40, has ended, and the rank has started no other call",
         ],
     );
 }
@@ -160,7 +160,8 @@ fn a_call_started_in_the_background_is_not_taken_for_made() {
     let behind = [call(7, "barrier", "started"), call(8, "all_reduce", "scheduled")];
     let there = [call(7, "barrier", "completed"), call(8, "all_reduce", "started")];
     let verdict = verdict(&[record("world", 0, 2, &there), record("world", 1, 2, &behind)]);
-    says(&verdict, &["rank 1 (host a, pid 101) is behind", "it is still in barrier number 7; it has queued the call in the background"]);
+    let queued = "it is still in barrier number 7; the call that it has not reached is queued behind other background calls";
+    says(&verdict, &["rank 1 (host a, pid 101) is behind", queued]);
 }
 
 #[test]
@@ -240,7 +241,7 @@ fn ranks_that_use_communicators_in_different_orders_are_a_circle() {
             "each rank waits for the next, and the last rank waits for the first: \
              rank 0 (host a, pid 100) waits in all_reduce(sum, f32, count 4) number 7 of communicator world; \
              rank 1 (host a, pid 101) waits in broadcast(f32, count 4, root 0) number 1 of communicator world/0; \
-             use these communicators in one order on all ranks",
+             use these communicators in the same order on all ranks",
             "rank 1 (host a, pid 101) is behind: it has not reached all_reduce(sum, f32, count 4) number 7",
             "its process is in broadcast(f32, count 4, root 0) number 1 of communicator world/0 (id of world/0)",
         ],

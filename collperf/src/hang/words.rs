@@ -14,8 +14,8 @@ impl Finding {
             }
             Finding::NoRecord { ranks, waiters } => {
                 let waiting = if waiters.is_empty() { String::new() } else { format!("; {} waited for it", list(waiters)) };
-                let why = "it was stuck outside of this communicator's calls, it was killed, or its file is not in this folder";
-                format!("no record of {}: {why}{waiting}", group.names(ranks))
+                let why = "the rank was stuck outside of this communicator's calls, it was killed, or its file is not in this folder";
+                format!("no record of {}{waiting}. Possible reasons: {why}", group.names(ranks))
             }
             Finding::Diverged { backend, number, versions } => {
                 let said: Vec<String> = versions.iter().map(|(call, ranks)| format!("{} called {call}", list(ranks))).collect();
@@ -42,7 +42,7 @@ impl Finding {
             }
             Finding::EndedEarly { rank, witnesses, reason } => {
                 format!(
-                    "{} ended before the others, and {} lost the connection to it; it wrote its own record because: {reason}",
+                    "{} ended before the others, and {} lost the connection to it; it wrote a record for this reason: {reason}",
                     group.name(*rank),
                     list(witnesses)
                 )
@@ -56,7 +56,7 @@ impl Finding {
         let Finding::Behind { backend, rank, call, waiting, seconds, last, has_scheduled, elsewhere } = self else { return String::new() };
         let last = match last {
             None => "it has made no call yet".to_owned(),
-            Some((call, State::Completed)) => format!("its last call, {call}, has ended, and it has started no other"),
+            Some((call, State::Completed)) => format!("its last call, {call}, has ended, and the rank has started no other call"),
             Some((call, State::Started)) => format!("it is still in {call}"),
             Some((call, State::Failed)) => format!("its last call, {call}, failed"),
             Some((call, State::Scheduled)) => format!("the last call that it queued is {call}"),
@@ -65,7 +65,7 @@ impl Finding {
             Backend::Host => format!("in which {} waited for {seconds:.1} s", list(waiting)),
             Backend::Device => format!("which {} queued on the device", list(waiting)),
         };
-        let scheduled = if *has_scheduled { "; it has queued the call in the background, behind other calls" } else { "" };
+        let scheduled = if *has_scheduled { "; the call that it has not reached is queued behind other background calls" } else { "" };
         let elsewhere = elsewhere.as_ref().map(|what| format!("; its process is in {what}")).unwrap_or_default();
         format!("{} is behind: it has not reached {call}, {waited}; {last}{scheduled}{elsewhere}", group.name(*rank))
     }

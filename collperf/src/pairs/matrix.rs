@@ -183,7 +183,7 @@ impl fmt::Display for Matrix {
             writeln!(f, "# {number}: {name}, rank {rank}")?;
         }
         write_table(f, &self.bandwidth.median, "Bandwidth from row to column, in MB/s")?;
-        write_table(f, &self.latency.median, "Latency, half a round trip, in us")?;
+        write_table(f, &self.latency.median, "Latency (half a round trip), in us")?;
         let everything = |_, _| true;
         let medians = [&self.bandwidth, &self.latency].map(|figures| figures.median.median(everything).unwrap_or(0.0));
         writeln!(f, "#\n# Median: {:.2} MB/s, {:.2} us", medians[0], medians[1])?;
@@ -197,8 +197,8 @@ impl fmt::Display for Matrix {
             true if again == 0 => writeln!(f, "# No host or pair is out of line by more than {percent:.0}%"),
             true => writeln!(
                 f,
-                "# No host or pair is out of line by more than {percent:.0}%: the first measurement had an outlier, but in {again} \
-                 repeats, it did not occur more often than chance explains"
+                "# No host or pair is out of line by more than {percent:.0}%. The first measurement had an outlier, but in {again} \
+                 repeats, the outlier did not occur more often than chance explains"
             ),
             false => writeln!(f, "# Out of line by more than {percent:.0}%, in {again} measurements after the first:"),
         }?;

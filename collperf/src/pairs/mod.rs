@@ -100,7 +100,7 @@ fn members(comm: &Communicator, of: Of) -> Result<Vec<usize>, Failure> {
     let members: Vec<usize> = (0..local.len()).filter(|rank| of == Of::Ranks || local[*rank] == 0).collect();
     match (members.len(), of) {
         (1, Of::Hosts) => Err(Failure::usage(format!(
-            "pairs: all ranks ({}) are on one host, so there are no pairs of hosts; use --of ranks",
+            "pairs: all {} ranks are on one host, so there are no pairs of hosts; use --of ranks",
             comm.world_size()
         ))),
         (1, Of::Ranks) => Err(Failure::usage("pairs: there is only one rank; start more, with -g or a launcher")),

@@ -39,7 +39,7 @@ impl fmt::Display for Accuracy {
         let Some((factor, what)) = &self.worst else { return f.write_str("Predictions: none for the measured calls") };
         write!(
             f,
-            "Predictions within a factor of {GOOD}: {} of {}; the worst is off by a factor of {factor:.2}: {what}",
+            "Predictions within a factor of {GOOD} of the measured time: {} of {}. The worst is off by a factor of {factor:.2}: {what}",
             self.good, self.cells
         )
     }

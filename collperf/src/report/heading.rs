@@ -74,8 +74,8 @@ fn notes(text: &mut String, settings: &Settings, facts: &RunFacts, collective: C
 
 /// The meaning of the columns of predictions.
 const PREDICTIONS: &str = "# algorithm: the library's algorithm for a call of this size\n\
-    # predicted: the time, interpolated from calls of six sizes that were measured here\n\
-    # ratio: predicted over measured time\n";
+    # predicted: the predicted time, interpolated from the times that this run measured for six sizes\n\
+    # ratio: predicted time divided by measured time\n";
 
 #[cfg(test)]
 mod tests {
@@ -134,7 +134,7 @@ mod tests {
             Settings::new(&Arguments::parse_from(["collperf", "broadcast"]), &crate::environment::Environment::default()).unwrap();
         let facts = RunFacts { on: On::Host { why: Some("no driver".to_owned()) }, ..RunFacts::example(1) };
         let text = heading(&settings, &facts, Collective::Broadcast);
-        assert!(text.contains("# On the host backend, since there is no device backend: no driver\n"), "{text}");
+        assert!(text.contains("# Measured on the host backend, because there is no device backend: no driver\n"), "{text}");
     }
 
     #[test]
@@ -149,7 +149,7 @@ mod tests {
             "bound to: core (rank 0: cpu 0, rank 1: cpus 1,3)",
             "Links between hosts are encrypted",
             "note: other programs keep 1.4 of 2 cores busy, so times will be too high",
-            "ratio: predicted over measured time",
+            "ratio: predicted time divided by measured time",
         ] {
             assert!(text.contains(&format!("# {line}\n")), "{line:?} is not in\n{text}");
         }

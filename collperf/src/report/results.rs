@@ -30,11 +30,11 @@ pub(super) struct Results {
 
 /// The meaning of the columns of single calls in an HTML page. In a sweep, they describe other calls than the columns
 /// before them.
-const OF_CALLS: &str = "The columns time, algbw and busbw describe consecutive calls, from the start of the first to the end of the last. \
-    The columns from mean to most describe the same number of further calls, each timed separately on its slowest rank. \
-    Calls that are timed separately do not overlap, so they take longer.";
-const OF_CELLS: &str = "The columns from mean to most describe samples. Each sample consists of several consecutive calls after a barrier. \
-    The column time is p50.";
+const OF_CALLS: &str = "The columns \"time\", \"algbw\" and \"busbw\" describe consecutive calls, from the start of the first to the end \
+    of the last. The columns from \"mean\" to \"most\" describe as many further calls. Each of these calls was timed separately, on its \
+    slowest rank. Calls that are timed separately do not overlap, so they take longer.";
+const OF_CELLS: &str = "The columns from \"mean\" to \"most\" describe samples. Each sample consists of several consecutive calls after a \
+    barrier. The columns \"time\" and \"p50\" have the same values.";
 
 /// The format of a file.
 #[derive(Debug, Clone, Copy)]

@@ -22,8 +22,8 @@ pub(super) trait Backend {
     /// Returns the number of elements after which inputs of a row of `bytes` bytes may repeat.
     fn period(bytes: usize) -> usize;
 
-    /// Returns two buffers of `length` elements each, which begin `unalign` elements after an aligned address. Earlier
-    /// buffers must not be in use any more.
+    /// Returns two buffers of `length` elements each. Each buffer begins `unalign` elements after an aligned address. The
+    /// buffers that earlier calls returned must not be in use any more.
     fn buffers<T: Sample>(&self, length: usize, unalign: usize) -> std::result::Result<[Self::Memory<'_, T>; 2], Failure>;
 
     /// Waits until the calls so far have ended.
@@ -32,11 +32,11 @@ pub(super) trait Backend {
     /// Records the point in time at which the calls so far have ended.
     fn mark(&self) -> Result<Self::Mark>;
 
-    /// Returns the microseconds between two points in time that have passed.
+    /// Returns the microseconds between two points in time. Both points must have passed.
     fn between(&self, from: &Self::Mark, to: &Self::Mark) -> Result<f64>;
 
-    /// Returns three numbers of bytes on this rank's device: in its buffers, in use, and in total. They are zero if
-    /// there is no device.
+    /// Returns three amounts of memory on this rank's device, in bytes: in this rank's buffers, in use, and in total. All
+    /// three are zero if there is no device.
     fn memory_use(&self) -> Result<[u64; 3]>;
 
     /// Records the calls that `queue` queues.
@@ -69,8 +69,8 @@ pub(super) trait Memory<T: Sample> {
     /// Whether calls that are recorded together, and run one after the other, may write the same elements.
     const HAS_GROUPS: bool;
 
-    /// Returns the first `length` elements `times` times: once for each call of a group. Without groups, returns them
-    /// only once.
+    /// Returns `times` views of the first `length` elements, one for each call of a group. A backend without groups
+    /// returns only one view.
     fn parts_mut(&mut self, length: usize, times: usize) -> Vec<Self::PartMut<'_>>;
 
     /// Copies the first `length` elements of `from` to the index `to` of this buffer. The copy runs in

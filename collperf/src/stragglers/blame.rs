@@ -93,7 +93,7 @@ impl Blame {
 impl fmt::Display for Blame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { ranks, rounds, total, threshold, stretches } = self;
-        writeln!(f, "# {rounds} rounds of work in {:.2} s; a round takes as long as its last rank", total / 1e6)?;
+        writeln!(f, "# {rounds} rounds of work in {:.2} s; a round ends when its last rank has ended its work", total / 1e6)?;
         writeln!(f, "# {:>4}  {:>10}  {:>10}  {:>10}  {:>6}  {:>8}", "rank", "p50 (us)", "p99 (us)", "max (us)", "last", "cost (%)")?;
         for (number, rank) in ranks.iter().enumerate() {
             let [p50, p99, most] = rank.work.as_ref().map_or([0.0; 3], |work| [work.p50, work.p99, work.max]);
@@ -105,7 +105,7 @@ impl fmt::Display for Blame {
             if rank.is_slower && mine > others {
                 writeln!(
                     f,
-                    "# Slower than the others in the median: rank {number} ({}), {mine:.0} us; the others: {others:.0} us",
+                    "# Slower than the others in the median: rank {number} ({}) takes {mine:.0} us, and the others take {others:.0} us",
                     rank.name
                 )?;
             }
@@ -113,11 +113,11 @@ impl fmt::Display for Blame {
         let percent = threshold * 100.0;
         let Some(worst) = self.straggler() else {
             return match self.costliest() {
-                None => writeln!(f, "# No rank costs the others {percent:.0}% of the time"),
+                None => writeln!(f, "# No rank costs the others {percent:.0}% of the time or more"),
                 Some(most) => writeln!(
                     f,
-                    "# No rank is named: rank {most} costs the others most, {:.1}% of the time. But it does so in only {} of {stretches} \
-                     stretches of the run, which can be chance; use a longer run (--seconds)",
+                    "# No rank is named. Rank {most} has the highest cost: {:.1}% of the time. But its cost is the highest in only {} of \
+                     {stretches} stretches of the run, which can be chance; use a longer run (--seconds)",
                     self.part(&ranks[most]),
                     ranks[most].led
                 ),
@@ -127,8 +127,8 @@ impl fmt::Display for Blame {
         let (mine, others) = (rank.median(), self.others(worst));
         writeln!(
             f,
-            "# The others wait for rank {worst} ({}): it is last in {} of {rounds} rounds, which costs {:.1}% of the time; its work takes \
-             {mine:.0} us in the median, theirs {others:.0} us",
+            "# The others wait for rank {worst} ({}). It is last in {} of {rounds} rounds, which costs {:.1}% of the time. Its work takes \
+             {mine:.0} us in the median, and the work of the others takes {others:.0} us",
             rank.name,
             rank.last,
             self.part(rank),

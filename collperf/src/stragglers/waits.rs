@@ -95,7 +95,7 @@ impl fmt::Display for Waits {
             Some(host) => {
                 writeln!(
                     f,
-                    "# The other hosts wait for {}: it has too few cores for its ranks and the other programs there",
+                    "# The other hosts wait for {}: this host has too few cores for its ranks and for the other programs on it",
                     self.hosts[host].0
                 )
             }

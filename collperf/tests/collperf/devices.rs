@@ -199,7 +199,7 @@ fn without_a_driver_auto_is_the_host() {
         return;
     }
     assert_eq!(output.status.code(), Some(0), "{output:?}");
-    assert!(text.contains("# On the host backend, since there is no device backend: ") && text.contains("libcuda"), "{text}");
+    assert!(text.contains("# Measured on the host backend, because there is no device backend: ") && text.contains("libcuda"), "{text}");
     for (flags, code) in [("--backend device", 5), ("--backend device -g 1 --ranks thread", 5), ("-G 2", 5), ("-M 1 --backend host", 5)] {
         let output = command(&format!("all_reduce --sizes 64 {flags}")).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);

@@ -180,7 +180,7 @@ fn a_hang_is_explained_by_what_ranks_write_on_a_signal() {
         &[
             "rank 0 (host ",
             "is behind: it has not reached all_reduce(min, f64, count 2) number 11, in which rank 1 waited",
-            "its last call, all_reduce(sum, f32, count 4) number 10, has ended, and it has started no other",
+            "its last call, all_reduce(sum, f32, count 4) number 10, has ended, and the rank has started no other call",
         ],
     );
 }

@@ -99,11 +99,11 @@ fn groups_that_cannot_be_are_refused() {
     }
     assert!(with("MOD 2", "reduce -r -1").contains("differ in size"));
     assert!(with("MOD 2", "reduce -r 1").contains("-r 1: there are 1 ranks"));
-    assert!(with("MOD 1", "hypercube").contains("must be a power of two, and there are 3"));
+    assert!(with("MOD 1", "hypercube").contains("must be a power of two, but is 3"));
     assert!(with("MOD 2", "all_reduce --cell-ms 5").contains("--cell-ms"));
     assert!(refusal(command("all_reduce -g 2", &[("NCCL_TESTS_SPLIT_MASK", "1ffffffff")])).contains("is not a number"));
-    assert!(refusal(command("hypercube -g 6", &[])).contains("hypercube: the number of ranks must be a power of two, and there are 6"));
-    assert!(refusal(command("hypercube -g 4 -m 2", &[])).contains("-m 2 of hypercube"));
+    assert!(refusal(command("hypercube -g 6", &[])).contains("hypercube: the number of ranks must be a power of two, but is 6"));
+    assert!(refusal(command("hypercube -g 4 -m 2", &[])).contains("-m 2: the steps of hypercube"));
     assert!(refusal(command("all_reduce -D 1 -R 2", &[])).contains("-D 1: "));
     assert!(refusal(command("alltoallv", &[("NCCL_TESTS_ALLTOALLV_SPREAD", "0")])).contains("NCCL_TESTS_ALLTOALLV_SPREAD"));
 }

@@ -67,7 +67,7 @@ fn links_that_cannot_be_are_errors() {
     refused(&run(COLLPERF, "install-links"), 6, "FOLDER");
     // A file that is no link is kept, and no link is created.
     fs::write(folder.path().join("gather_perf"), "mine").unwrap();
-    refused(&at(folder.path(), ""), 6, "gather_perf: a file exists there that is not a link");
+    refused(&at(folder.path(), ""), 6, "gather_perf: this file exists and is not a link");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     // No user can write there, not even root.
     refused(&at(Path::new("/proc"), ""), 1, "linking /proc/");

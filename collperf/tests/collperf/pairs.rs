@@ -142,7 +142,7 @@ fn ranks_of_one_host_make_pairs_where_that_is_asked_for() {
 #[test]
 fn what_has_no_pairs_is_refused() {
     for (arguments, words) in [
-        ("pairs -g 3", "all ranks (3) are on one host"),
+        ("pairs -g 3", "all 3 ranks are on one host"),
         ("pairs -g 1 --of ranks", "there is only one rank"),
         ("pairs -b 0", "-b 0: expected a size from 1 byte"),
         ("pairs -b 2G", "expected a size from 1 byte to 1G"),

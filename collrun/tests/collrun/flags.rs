@@ -327,5 +327,5 @@ fn ranks_are_counted_by_what_the_host_has() {
     let error = world_size("gpu", &[]).unwrap_err();
     assert!(error.starts_with("Some(2): collrun: --nproc-per-node gpu: ") && error.lines().count() == 1, "{error}");
     let error = world_size("xpu", &[]).unwrap_err();
-    assert!(error.contains("a number from 1 to 4096, gpu, cpu or auto"), "{error}");
+    assert!(error.contains("gpu, cpu, auto, or a number from 1 to 4096"), "{error}");
 }

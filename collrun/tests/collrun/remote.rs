@@ -195,7 +195,7 @@ fn words_that_contradict_each_other_are_refused() {
         ("--hosts far --env NOT_SET_ANYWHERE", "not set in this shell"),
         ("--hosts far --numa-binding node", "--bind numa"),
         ("--hostfile absent", "absent"),
-        ("--hosts localhost,far", "give --master-addr"),
+        ("--hosts localhost,far", "Give --master-addr"),
     ] {
         let run = ssh.output(flags, "exec sleep 600");
         assert!(run.status.code() == Some(2) && said(&run).contains(words), "{flags}: {run:?}");

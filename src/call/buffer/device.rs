@@ -20,7 +20,8 @@ pub(crate) trait DeviceRead {
     /// Returns the stream on which the memory will be freed, if known.
     fn owner(&self) -> Option<&Arc<CudaStream>>;
 
-    /// Makes `stream` wait for the last write, and returns the address. Drop the guard when the read has been queued.
+    /// Makes `stream` wait for the last write, and returns the address and a guard. Drop the guard when the read has
+    /// been queued.
     fn read<'a>(&'a self, stream: &'a CudaStream) -> (u64, Ordered<'a>);
 }
 
@@ -29,8 +30,8 @@ pub(crate) trait DeviceWrite {
     /// Returns the context that the memory belongs to.
     fn context(&self) -> &Arc<CudaContext>;
 
-    /// Makes `stream` wait for the last reads and writes, and returns the address. Drop the guard when the write has
-    /// been queued.
+    /// Makes `stream` wait for the last reads and writes, and returns the address and a guard. Drop the guard when the
+    /// write has been queued.
     fn write<'a>(&'a mut self, stream: &'a CudaStream) -> (u64, Ordered<'a>);
 }
 
@@ -39,7 +40,7 @@ pub(crate) trait DeviceWrite {
 pub(crate) enum Ordered<'a> {
     /// The buffer has cudarc events.
     Tracked(Tracked<'a>),
-    /// All uses of the buffer follow one stream.
+    /// All uses of the buffer follow the order of one stream.
     Followed(#[expect(dead_code, reason = "it is kept for its drop")] Followed<'a>),
     /// The caller orders the uses.
     Unordered,
@@ -62,8 +63,8 @@ pub(crate) struct Followed<'a> {
     _event: Option<Tracked<'a>>,
 }
 
-/// Returns whether the two are known to be the same stream. Handle 2 means a different stream on every thread, so two
-/// streams with this handle are never known to be the same.
+/// Returns whether `first` and `second` are known to be the same stream. Handle 2 means a different stream on every
+/// thread, so two streams with this handle are never known to be the same.
 fn same(first: &CudaStream, second: &CudaStream) -> bool {
     first.cu_stream() == second.cu_stream() && first.cu_stream().addr() != 2
 }
@@ -100,9 +101,9 @@ impl<'a> Ordered<'a> {
         Self::Followed(Followed { home: Arc::clone(home), stream, _event: event })
     }
 
-    /// Creates the guard for a use of cudarc's memory on `stream`; `event` records the use. Also records the uses that
-    /// cudarc omits because memory and stream belong to different `CudaContext`s. `only` is the result of
-    /// [`only_stream`] for the memory.
+    /// Creates the guard for a use of cudarc's memory on `stream`. `event` records the use. This includes uses that
+    /// cudarc does not record because the memory and the stream belong to different `CudaContext`s. `only` is the
+    /// result of [`only_stream`] for the memory.
     fn tracked(event: Option<MemoryEvent<'a>>, only: Option<&Arc<CudaStream>>, stream: &'a CudaStream) -> Self {
         let tracked = |always| Tracked { event, stream, always };
         match only {
@@ -241,7 +242,7 @@ impl<'a, T> DeviceMemory<'a, T> {
         self.inner.context()
     }
 
-    /// Calls `queue` with the memory's address. `queue` can then queue copies and kernels on `stream` that read the
+    /// Calls `queue` with the memory's address. On `stream`, `queue` can then queue copies and kernels that read the
     /// memory. The copies and kernels run after all earlier writes, and before the memory is written again or freed.
     /// `doing` describes the operation in errors. While `queue` runs, the stream's context is current. If the memory
     /// belongs to another context, `queue` is not called.
@@ -263,8 +264,9 @@ impl<'a, T> DeviceMemory<'a, T> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the memory belongs to a context other than the stream's; `Cuda` if the driver fails; and
-    /// the errors of `queue`.
+    /// - `InvalidArgument` if the memory and the stream belong to different contexts.
+    /// - `Cuda` if the driver fails.
+    /// - The errors of `queue`.
     pub fn read_on<R>(&self, stream: &CudaStream, doing: &str, queue: impl FnOnce(u64) -> Result<R>) -> Result<R> {
         let failed = |error: DriverError| Error::cuda(doing, error);
         same_context("read_on", stream, self.inner.context())?;
@@ -323,9 +325,9 @@ impl<'a, T> DeviceMemoryMut<'a, T> {
         self.inner.context()
     }
 
-    /// Calls `queue` with the memory's address. `queue` can then queue copies and kernels on `stream` that write the
-    /// memory, and that may also read it. The copies and kernels run after all earlier uses of the memory and before
-    /// all later ones. In all other respects, this method is like [`DeviceMemory::read_on`].
+    /// Calls `queue` with the memory's address. On `stream`, `queue` can then queue copies and kernels that write the
+    /// memory. They may also read the memory. The copies and kernels run after all earlier uses of the memory and
+    /// before all later ones. In all other respects, this method is like [`DeviceMemory::read_on`].
     ///
     /// # Errors
     ///

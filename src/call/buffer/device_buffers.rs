@@ -64,7 +64,7 @@ pub(crate) use {readable, writable};
 readable!([T: Data] CudaSlice<T>, ['v, T: Data] CudaView<'v, T>, ['v, T: Data] CudaViewMut<'v, T>);
 writable!(write_slice_in_order; [T: Data] CudaSlice<T>, ['v, T: Data] CudaViewMut<'v, T>);
 
-/// Elements at a GPU address that other code owns, for engines with their own allocators.
+/// Elements in GPU memory that other code owns. This type is for engines with their own allocators.
 ///
 /// This crate keeps no events for this memory. To order a call relative to other work, choose the stream that the call
 /// runs on (see [`Communicator::with_stream`](crate::Communicator::with_stream)).
@@ -87,15 +87,15 @@ pub struct RawDeviceSlice<'a, T> {
 }
 
 impl<T: Data> RawDeviceSlice<'_, T> {
-    /// Wraps `length` elements at `address`, in memory of this context's device.
+    /// Wraps `length` elements at `address`, in the memory of the device of `context`.
     ///
     /// # Safety
     ///
     /// As long as this value lives, and until every call that received it has ended on its stream:
     ///
-    /// - The memory is allocated.
-    /// - No other code writes the memory, or reads it if a call writes.
-    /// - Wherever a call reads, the memory holds elements of type `T`.
+    /// - The memory must be allocated.
+    /// - No other code may write the memory. If a call writes the memory, no other code may read it.
+    /// - The parts of the memory that a call reads must contain elements of type `T`.
     #[must_use]
     pub unsafe fn new(context: &Arc<CudaContext>, address: u64, length: usize) -> Self {
         Self { address, length, context: Arc::clone(context), memory: PhantomData }

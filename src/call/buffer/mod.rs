@@ -20,13 +20,14 @@ pub use self::raw::RawHostSlice;
 pub use self::typed_bytes::TypedBytes;
 use crate::call::element::Data;
 
-/// A promise that a buffer's memory stays the same, and at the same address, while a call uses it. Implement it to make
-/// your own type a [`Buffer`], for example a type that holds one of two buffers.
+/// A promise that a buffer keeps the same memory, at the same address, while a call uses the buffer. Implement this
+/// trait to make your own type a [`Buffer`], for example a type that holds one of two buffers.
 ///
 /// # Safety
 ///
-/// `memory` and `memory_mut` return the same memory each time, as long as the buffer is not moved or changed. If the
-/// element type of the buffer is known only at run time, they return the same type each time.
+/// As long as the buffer is not moved or changed, `memory` and `memory_mut` must return the same memory each time. If
+/// the element type of the buffer is known only at run time, `memory` and `memory_mut` must also return the same type
+/// each time.
 pub unsafe trait StableMemory {}
 
 /// A buffer that calls can read. Buffers are:
@@ -36,9 +37,9 @@ pub unsafe trait StableMemory {}
 /// - bytes with an element type that is known at run time ([`TypedBytes`])
 /// - views over raw addresses
 ///
-/// The memory of the buffer must not move or change size while a call uses it. No check can verify this for a type of
-/// another crate, so the type must promise it by implementing [`StableMemory`]. [`element!`](macro@crate::element)
-/// implements that trait for your own element type.
+/// The memory of the buffer must not move or change size while a call uses it. For a type of another crate, no check
+/// can verify this requirement. So the type must implement [`StableMemory`], which promises that the memory meets the
+/// requirement. [`element!`](macro@crate::element) implements `StableMemory` for your own element type.
 pub trait Buffer: StableMemory {
     /// The type of its elements.
     type Element: Data;

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 /// Elements in host memory that other code owns. With this type, bindings for Python or C pass such memory to blocking
 /// calls and to background calls.
 ///
-/// With [`TypedBytes`](crate::TypedBytes) one function serves every element type:
+/// With [`TypedBytes`](crate::TypedBytes), one function serves every element type:
 ///
 /// ```
 /// use collectives::{Communicator, DType, ReduceOp, Result, TypedBytes, interop::RawHostSlice};
@@ -51,21 +51,24 @@ impl<T: Data> RawHostSlice<T> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a null address if `length` is not 0, for a misaligned address, and for more elements than
-    /// an address space holds.
+    /// `InvalidArgument` in each of these cases:
+    ///
+    /// - `address` is null, and `length` is not 0.
+    /// - `address` is misaligned.
+    /// - The elements do not fit into the address space.
     ///
     /// # Safety
     ///
     /// As long as this value lives:
     ///
-    /// - The elements are allocated.
-    /// - Each byte of the elements is initialised, even if a call only writes. (Memory from other languages' allocators
-    ///   counts as initialised.)
-    /// - No other code writes the elements, or reads them if a call writes.
+    /// - The elements must be allocated.
+    /// - Each byte of the elements must be initialised, even if calls only write the elements. (Memory from other
+    ///   languages' allocators counts as initialised.)
+    /// - No other code may write the elements. If a call writes the elements, no other code may read them.
     ///
     /// A blocking call has ended when it returns. A call in a group has ended when the group has returned. A background
-    /// call keeps the value. It has ended when its [`Work`](crate::Work) has returned the value or an error. If the
-    /// work was dropped, or the wait for it was given up, the call continues. The call has certainly ended once the
+    /// call keeps the value. The call has ended when its [`Work`](crate::Work) has returned the value or an error. If
+    /// the program drops the `Work`, or gives up the wait, the call continues. In any case, the call has ended once the
     /// last handle of its communicator has been closed or dropped.
     pub unsafe fn new(address: *mut T, length: usize) -> Result<Self> {
         let bytes = length.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);

@@ -6,8 +6,8 @@ use super::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
 use crate::call::element::{AnyElement, DType};
 use crate::error::{Error, Result};
 
-/// A buffer whose element type is known at run time: bytes in any memory, and a [`DType`]. It lets one function serve
-/// all element types, for example in bindings for other languages.
+/// A buffer whose element type is known at run time: bytes in any memory, and a [`DType`]. With such a buffer, one
+/// function can serve all element types, for example in bindings for other languages.
 ///
 /// The bytes may be in any buffer: `&mut [u8]`, `Vec<u8>`, `Arc<[u8]>`, a [`SharedBuffer`](crate::SharedBuffer),
 /// cudarc's slices and views, [`RawHostSlice`](crate::interop::RawHostSlice),
@@ -16,8 +16,8 @@ use crate::error::{Error, Result};
 /// `&mut [f32]`.
 ///
 /// The elements must be aligned: a call refuses bytes whose address is not a multiple of the element's size. Bytes of
-/// `bool` may have any value. A reduction counts every value except 0 as 1. (`BitXor` on a GPU works bit by bit
-/// instead.) A call writes only 0 or 1 into a destination.
+/// `bool` may have any value. A reduction of `bool` counts every value except 0 as 1. (`BitXor` on a GPU works bit by
+/// bit instead.) Into a destination of `bool`, a call writes only 0 or 1.
 ///
 /// The types of a call must match:
 ///
@@ -85,7 +85,7 @@ impl<B> TypedBytes<B> {
         &self.bytes
     }
 
-    /// Returns the buffer of bytes, consuming this value.
+    /// Consumes this value and returns the buffer of bytes.
     #[must_use]
     pub fn into_inner(self) -> B {
         self.bytes

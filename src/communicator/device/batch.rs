@@ -118,7 +118,7 @@ pub(in crate::communicator) fn untagged(call: &str, tag: u64) -> Result<()> {
         0 => Ok(()),
         _ => Err(Error::unsupported(
             format!("{call} of device memory under tag {tag}"),
-            "NCCL has no tags; use tag 0 and the same order on both ends, or buffers in host memory",
+            "NCCL has no tags; use tag 0 with messages in the same order on both ends, or use buffers in host memory",
         )),
     }
 }
@@ -223,7 +223,7 @@ impl Communicator {
         // The calls of one communicator have one order, and run on one stream at a time.
         let twice = |index: usize| parts[..index].iter().any(|(other, _)| Arc::ptr_eq(&other.core, &parts[index].0.core));
         if (1..parts.len()).any(twice) {
-            return Err(Error::argument("group_across", "a communicator is listed twice; record its calls in one group"));
+            return Err(Error::argument("group_across", "a communicator is listed twice; record all its calls in one group"));
         }
         let mut admitted = Vec::with_capacity(parts.len());
         for (comm, batch) in parts.iter() {
@@ -303,7 +303,7 @@ impl Communicator {
     /// any of them waits.
     fn agree_across<'a>(comms: &[&'a Self], backends: &[&'a DeviceBackend], resolved: &[Resolved<'_>]) -> Result<Vec<CommitGuard<'a>>> {
         if backends.iter().zip(resolved).any(|(backend, part)| part.jobs.iter().any(|job| backend.lacks_kernel(job))) {
-            let reason = "the ranks must first agree that all of them can run it; use it once outside such a group";
+            let reason = "the ranks must first agree that all of them can run the op; use the op once outside such a group";
             return Err(Error::unsupported("the first use of a custom op in a group of several communicators", reason));
         }
         if let Some(job) = resolved.iter().flat_map(|part| &part.jobs).find(|job| job.call.kind.is_pairwise()) {

@@ -36,14 +36,14 @@ pub struct Device {
 }
 
 impl Communicator {
-    /// Returns the device backend, if this communicator has one. Calls on device buffers need it.
+    /// Returns the device backend, if this communicator has one. Calls on device buffers need a device backend.
     #[must_use]
     pub fn device(&self) -> Option<Device> {
         let raw = self.core.device.get()?.as_ref().ok()?.clone();
         Some(Device { comm: self.clone(), raw })
     }
 
-    /// Returns the reason why there is no device backend; `None` if there is one.
+    /// Returns the reason why this communicator has no device backend, or `None` if it has one.
     #[must_use]
     pub fn why_no_device(&self) -> Option<String> {
         match self.backend("device") {
@@ -55,7 +55,7 @@ impl Communicator {
 }
 
 impl Device {
-    /// Returns the device's number in this process.
+    /// Returns the device's number among the devices that this process sees.
     #[must_use]
     pub fn ordinal(&self) -> usize {
         self.raw.backend().gpu().ordinal
@@ -73,7 +73,7 @@ impl Device {
         &self.raw.backend().gpu().pci
     }
 
-    /// Returns the device's context, in which buffers for this communicator are allocated.
+    /// Returns the device's context. Buffers for this communicator must be allocated in this context.
     #[must_use]
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.raw.backend().gpu().context
@@ -91,35 +91,36 @@ impl Device {
         self.raw.backend().comm().version().to_string()
     }
 
-    /// Returns this communicator in the form of an `NcclCommunicator`, for raw calls on addresses, for NCCL's memory
-    /// and for registrations.
+    /// Returns this communicator as an `NcclCommunicator`, which can make raw calls on addresses, allocate memory
+    /// through NCCL, and register buffers.
     #[must_use]
     pub fn raw(&self) -> &NcclCommunicator {
         &self.raw
     }
 
-    /// Returns the failure that NCCL or the watchdog has found, if any: a lost peer, or a call that did not end in
-    /// time.
+    /// Returns the failure that NCCL or this crate's watchdog has found, if there is one. The failure is a lost peer,
+    /// or a call that did not end in time.
     #[must_use]
     pub fn failure(&self) -> Option<Error> {
         self.raw.failure()
     }
 
-    /// Waits until everything queued on [`Device::stream`] has ended, for at most the communicator's timeout. If the
-    /// timeout passes, the communicator is aborted, so that the stream becomes free.
+    /// Waits until all work on [`Device::stream`] has ended, but not longer than the communicator's timeout. If the
+    /// timeout passes, this method aborts the communicator, so that the stream becomes free.
     ///
     /// # Errors
     ///
-    /// `Timeout`, and errors of NCCL or the driver; `Unsupported` in a forked child.
+    /// - `Timeout`, and errors of NCCL or the driver.
+    /// - `Unsupported` in a forked child.
     #[doc(alias = "cudaStreamSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
         self.comm.refuse_forked("synchronize")?;
         self.raw.backend().synchronize(&Deadline::after(self.comm.timeout()))
     }
 
-    /// Waits until everything queued on one of the caller's streams has ended, with the same limit as
+    /// Waits until all work on one of the caller's streams has ended, with the same limit as
     /// [`synchronize`](Self::synchronize). Use this method if work on the stream waits for a call of this communicator.
-    /// Such work also waits for the other ranks of the call, so a wait for it needs a limit.
+    /// Such work also waits for the other ranks of the call, so a wait for such work needs a limit.
     ///
     /// # Errors
     ///
@@ -130,7 +131,8 @@ impl Device {
         self.raw.backend().comm().wait_for(stream, &Deadline::after(self.comm.timeout()))
     }
 
-    /// Describes which algorithm is used for each op and type. The text is for people and may change.
+    /// Describes in words which algorithm the device backend uses for each op and element type. The text is for people
+    /// and may change.
     #[must_use]
     pub fn explain(&self) -> String {
         self.raw.backend().explain()
@@ -138,10 +140,12 @@ impl Device {
 }
 
 impl Communicator {
-    /// Returns a handle to this communicator that queues calls on device buffers on `stream`, instead of on the
-    /// communicator's own stream. Calls on host buffers do not change.
+    /// Returns a handle to this communicator that uses `stream` instead of the communicator's own stream. If a call
+    /// through this handle takes device buffers, the call is queued on `stream`. Calls on host buffers are not
+    /// affected.
     ///
-    /// NCCL requires a single order for all calls of a communicator: if you use several streams, order them by events.
+    /// NCCL requires a single order for all calls of a communicator. So if you use several streams, use events to put
+    /// the calls on these streams in order.
     ///
     /// ```no_run
     /// # use collectives::{Communicator, ReduceOp};
@@ -158,9 +162,9 @@ impl Communicator {
         Self { stream: Some(Arc::clone(stream)), ..self.clone() }
     }
 
-    /// Makes calls in the order of another crate's stream, or of a raw `CUstream` or `cudaStream_t` (see
-    /// [`RawStream`](crate::interop::RawStream)). The calls that the closure makes run after all work that is already
-    /// on `stream`, and before all work that is queued on `stream` later.
+    /// Makes calls in order with the work on a stream of another crate. `stream` can also be a raw `CUstream` or
+    /// `cudaStream_t` (see [`RawStream`](crate::interop::RawStream)). The calls that the closure makes run after all
+    /// work that is already on `stream`, and before all work that is queued on `stream` later.
     ///
     /// ```no_run
     /// # use collectives::{Communicator, ReduceOp, interop::RawStream};
@@ -171,16 +175,16 @@ impl Communicator {
     /// # }
     /// ```
     ///
-    /// The calls themselves run on the communicator's stream, with one event before and one after them. They do not run
-    /// on `stream`, because a communicator keeps the streams that it has used, and a borrowed stream does not live that
-    /// long. For cudarc streams, use [`Communicator::with_stream`], which needs no events.
+    /// The calls themselves run on the communicator's stream, with one event before and one after them. The calls do
+    /// not run on `stream`, because a communicator keeps the streams that it has used, and a borrowed stream does not
+    /// live that long. For cudarc streams, use [`Communicator::with_stream`], which needs no events.
     ///
     /// # Errors
     ///
     /// - `NoDevice` if there is no device backend.
     /// - `InvalidArgument` for a stream of another device.
     /// - `Unsupported` for a stream that is being captured.
-    /// - The errors of the driver and of `calls`.
+    /// - The errors of the driver, and the error that the closure `calls` returns.
     pub fn in_order_of<R>(&self, stream: &(impl AsStream + ?Sized), calls: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
         const CALL: &str = "in_order_of";
         let backend = self.backend(CALL)?;
@@ -215,13 +219,14 @@ impl Communicator {
 const VECTOR_BYTES: usize = 16;
 
 impl Device {
-    /// Fills a buffer with copies of a pattern, on [`Device::stream`]. The first copy begins with the pattern's element
-    /// `phase`. The pattern's length must be a multiple of 16 bytes. Cost: one pass over the buffer.
+    /// Fills a buffer with copies of a pattern. The work is queued on [`Device::stream`]. The first copy begins with
+    /// the element of the pattern at index `phase`. The pattern's length must be a multiple of 16 bytes. Cost: one pass
+    /// over the buffer.
     ///
     /// # Errors
     ///
-    /// - `InvalidArgument` if the buffer or the pattern is not on this device, if the pattern is empty, or if its
-    ///   length is not a multiple of 16 bytes.
+    /// - `InvalidArgument` if the buffer or the pattern is not on this device.
+    /// - `InvalidArgument` if the pattern is empty, or if the pattern's length is not a multiple of 16 bytes.
     /// - `Cuda` if the driver fails.
     pub fn fill<B, P>(&self, buffer: &mut B, pattern: &P, phase: usize) -> Result<()>
     where
@@ -281,7 +286,8 @@ impl Device {
     }
 
     /// Returns how many elements of a buffer differ from repeated copies of a pattern. The first copy begins with the
-    /// pattern's element `phase`. Compares bytes, and waits for the result. Cost: one pass over the buffer.
+    /// element of the pattern at index `phase`. Compares the elements byte by byte, and waits for the result. Cost: one
+    /// pass over the buffer.
     ///
     /// # Errors
     ///

@@ -87,7 +87,7 @@ pub(super) fn awaited_header(shared: &Shared) -> Option<String> {
         record.state == flight::State::Started && record.kind == CallKind::Recv && record.tag == Some(MESSAGE_TAG)
     };
     let from = records.iter().rev().find(is_awaited)?.peer?;
-    Some(format!("a recv on the device from rank {from}, which has not made its send yet"))
+    Some(format!("a recv on the device from rank {from}, which has not made the matching send yet"))
 }
 
 /// Returns the parameters of a header to or from a rank.

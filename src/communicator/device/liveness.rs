@@ -24,10 +24,10 @@ use crate::host::health::Health;
 enum Observation {
     /// This rank itself.
     Own,
-    /// A rank that this rank watches through the rank's process. The process has had the id `pid` since `since`, a time
-    /// in the kernel's ticks.
+    /// Another rank, which this rank watches by looking up that rank's process. `pid` is the id of the process. `since`
+    /// is the start time of the process, in the kernel's ticks.
     Process { pid: u32, since: u64 },
-    /// A rank that cannot be observed from here.
+    /// A rank with a process that this rank cannot look up.
     Unseen,
 }
 

@@ -90,8 +90,8 @@ impl Communicator {
         entered.map_err(|why| self.no_turn_behind(call, why, || awaited_header(shared).or_else(|| shared.under_way())))
     }
 
-    /// Refuses a call that would use the CUDA driver, if this process is a forked child: the driver does not work in a
-    /// forked child. Intended for crates that use the device alongside this one.
+    /// Refuses a call in a forked child, because the CUDA driver does not work there. Other crates that use the device
+    /// can call this method before they use the driver.
     ///
     /// # Errors
     ///
@@ -240,7 +240,7 @@ impl Communicator {
     pub(super) fn release(guards: Guards<'_>, backend: &DeviceBackend, stream: &Arc<CudaStream>, limit: Duration) -> Result<()> {
         let Err(error) = guards.release(&backend.gpu().context, stream) else { return Ok(()) };
         if device::is_capturing(stream) {
-            return Err(device::cuda_error("ordering later uses of buffers after a call that is captured into a graph", error));
+            return Err(device::cuda_error("making later uses of buffers wait for a call that is captured into a graph", error));
         }
         event::warn!(?error, "the driver could not make later work wait for a call, so this thread waits for the call");
         backend.comm().outlast(stream, &Deadline::after(limit))
@@ -262,7 +262,7 @@ impl Communicator {
         let stream = self.device_stream(backend);
         if device::is_capturing(stream) {
             let reason = "its end cannot be queried inside a graph; use the form that returns no Work, which also only queues the call";
-            return Err(Error::unsupported(format!("a started {doing} while a graph is captured"), reason));
+            return Err(Error::unsupported(format!("starting {doing} in the background while a graph is captured"), reason));
         }
         let may_run = Cell::new(false);
         let failure = match queue(Hold::Owned(&may_run)) {

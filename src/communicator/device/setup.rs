@@ -17,13 +17,14 @@ use crate::device::{self, Gpu, NcclComm, NcclCommunicator, Setup};
 use crate::error::{Error, Peer, Result};
 use crate::host::exchange::Exchange;
 
-/// Which GPU a rank uses.
+/// The choice of the GPU that a rank uses.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub enum DeviceChoice {
-    /// The device is chosen by the rank's number among the ranks of its host: the first takes device 0, the second
-    /// device 1, and so on. If a process sees fewer devices than there are ranks on the host, the numbers start again
-    /// at 0. This happens, for example, if the launcher gives each process its own device.
+    /// The device is chosen by the rank's number among the ranks of its host: the first rank takes device 0, the second
+    /// rank takes device 1, and so on. If a process sees fewer devices than there are ranks on the host, the device
+    /// numbers start again at 0. For example, if the launcher makes only one device visible to each process, every rank
+    /// takes device 0 of its process.
     #[default]
     Local,
     /// The device with this number.
@@ -95,8 +96,8 @@ impl DeviceFacts {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         match bytes {
             [0, reason @ ..] => Err(text(reason)),
-            [1, rest @ ..] => Self::parse(rest).ok_or_else(|| "the start-up data of that rank cannot be decoded".to_owned()),
-            _ => Err("the start-up data of that rank cannot be decoded".to_owned()),
+            [1, rest @ ..] => Self::parse(rest).ok_or_else(|| "the start-up data of the rank cannot be decoded".to_owned()),
+            _ => Err("the start-up data of the rank cannot be decoded".to_owned()),
         }
     }
 
@@ -295,7 +296,7 @@ impl Communicator {
         let Ok(found) = found else { return Ok(Err("this rank has no device".to_owned())) };
         let shared = device::share_pool(&found.gpu, &self.neighbours(&facts));
         let shared =
-            shared.map_err(|error| device::cuda_error("opening a device's memory pool to the other devices of this process", error));
+            shared.map_err(|error| device::cuda_error("giving other devices of this process access to a device's memory pool", error));
         let made = match self.unique_ids(found.library, shared, deadline)? {
             Ok(ids) => {
                 let end_notice = self.end_notice();
@@ -369,7 +370,7 @@ impl Communicator {
                 [0, reason @ ..] => return Ok(Err(format!("{peer}: {}", String::from_utf8_lossy(reason)))),
                 [1, id @ ..] => match <[u8; size_of::<ncclUniqueId>()]>::try_from(id) {
                     Ok(bytes) => ids.push(ncclUniqueId { internal: bytes.map(|byte| byte as std::ffi::c_char) }),
-                    Err(_) => return Ok(Err(format!("{peer} sent an NCCL id with a wrong length, {} B", id.len()))),
+                    Err(_) => return Ok(Err(format!("{peer} sent an NCCL id of a wrong length: {} B", id.len()))),
                 },
                 _ => return Ok(Err(format!("{peer} sent an NCCL id that cannot be decoded"))),
             }

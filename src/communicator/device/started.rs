@@ -182,8 +182,10 @@ impl CompletionPoller {
         let Err(error) = poller.wake() else { return };
         poller.awaited.retain(|known| !Arc::ptr_eq(known, &watcher));
         drop(poller);
-        let doing =
-            format!("awaiting {}: starting the thread that polls it (raise the limit on threads, or call wait)", watcher.queued.doing);
+        let doing = format!(
+            "awaiting {}: starting the thread that checks whether the call has ended (raise the limit on threads, or call wait)",
+            watcher.queued.doing
+        );
         watcher.end(Err(Error::io(doing, error)));
     }
 

@@ -30,9 +30,9 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to all collectives. If all ranks share a host, the communicator stays usable after a timeout:
-    /// the next barrier resumes this one. Between hosts, a timeout ends the communicator, as in every collective. If
-    /// ranks may be late, use [`monitored_barrier`](Self::monitored_barrier).
+    /// The errors common to all collectives. If all ranks share a host, the communicator stays usable after a timeout,
+    /// and the next barrier resumes the barrier that timed out. If the ranks are on several hosts, a timeout ends the
+    /// communicator, as in every collective. If ranks may be late, use [`monitored_barrier`](Self::monitored_barrier).
     #[doc(alias = "MPI_Barrier")]
     #[inline]
     pub fn barrier(&self) -> Result<()> {
@@ -40,8 +40,8 @@ impl Communicator {
     }
 
     /// Waits until every rank has entered, for at most `limit`. If the limit expires, every rank that has entered gets
-    /// an error that names all missing ranks. The late ranks get the same error when they enter. The communicator stays
-    /// usable on all ranks.
+    /// an error that names all missing ranks. When the late ranks enter, they get the same error. The communicator
+    /// stays usable on all ranks.
     ///
     /// Cost: two messages between rank 0 and every other rank.
     ///
@@ -56,8 +56,10 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `Timeout` with the missing ranks, including lost ones, and `PeerLost` if rank 0 is lost. The communicator stays
-    /// usable after either error.
+    /// - `Timeout`, which names the missing ranks, including lost ranks.
+    /// - `PeerLost` if rank 0 is lost.
+    ///
+    /// The communicator stays usable after either error.
     pub fn monitored_barrier(&self, limit: Duration) -> Result<()> {
         let number = self.core.monitored.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let tag = MONITORED_TAG | number & 0xffff_ffff;
@@ -76,12 +78,13 @@ impl Communicator {
         Err(self.core.shared.recorder.with_meanwhile(error))
     }
 
-    /// Waits until every rank has entered a barrier with this tag. A tagged barrier is not a collective: it runs
-    /// alongside the collectives of other threads and the barriers of other tags, in any order. Its messages are never
-    /// mixed up with the program's own messages. If several threads of a rank enter barriers with the same tag, the
-    /// k-th thread to leave knows that every rank has entered k times.
+    /// Waits until every rank has entered a barrier with this tag. A tagged barrier is not a collective. It can run at
+    /// the same time as collectives of other threads and barriers with other tags, and ranks may make these calls in
+    /// different orders. The messages of a barrier are never mixed up with the program's own messages. If several
+    /// threads of a rank enter barriers with the same tag, then every rank has entered k times when the k-th of these
+    /// threads leaves.
     ///
-    /// Cost: log₂ n rounds, each with one message of 4 bytes sent and one received.
+    /// Cost: log₂ n rounds. In each round, every rank sends one message of 4 bytes and receives one.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -96,10 +99,10 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// - `Timeout`: at least one of the ranks that the error names as missing has not entered. All ranks that it names
-    ///   as arrived have entered. Nothing is known about ranks that it does not name
+    /// - `Timeout`: at least one of the ranks that the error names as missing has not entered. All ranks that the error
+    ///   names as arrived have entered. The other ranks may have entered or not
     ///   ([`monitored_barrier`](Self::monitored_barrier) finds out exactly). The communicator stays usable, and this
-    ///   rank's next barrier with the tag resumes this one.
+    ///   rank's next barrier with the same tag resumes the barrier that timed out.
     /// - `PeerLost` on every rank, if a rank is lost before it has entered. Messages between the other ranks still
     ///   work.
     pub fn tagged_barrier(&self, tag: u32) -> Result<()> {

@@ -27,8 +27,8 @@ use crate::error::Result;
 impl Communicator {
     /// Reduces the buffers of all ranks element by element, in place: every rank ends with the same result.
     ///
-    /// Every rank passes the same number of elements. Cost: 2(n−1)/n·N bytes for large buffers, log₂ n hops of N for
-    /// small ones.
+    /// Every rank must pass the same number of elements. Cost: for large buffers, 2(n−1)/n·N bytes. For small buffers,
+    /// log₂ n hops, each with N bytes.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -75,10 +75,11 @@ impl Communicator {
         self.execute(self.prepare_all_reduce(Source::Separate(source.memory()), destination.memory_mut(), &op.into()))
     }
 
-    /// Reduces the buffers of all ranks into the root's, in place. The other ranks' buffers are left untouched.
+    /// Reduces the buffers of all ranks, and writes the result into the root's buffer. The other ranks' buffers do not
+    /// change.
     ///
-    /// Cost for large buffers: (n−1)/n·N bytes, and then as many bytes again towards the root. Cost for small buffers:
-    /// log₂ n hops of N.
+    /// Cost: for large buffers, (n−1)/n·N bytes, and then as many bytes again to bring the result to the root. For
+    /// small buffers, log₂ n hops, each with N bytes.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -102,7 +103,7 @@ impl Communicator {
     }
 
     /// Reduces like [`reduce`](Self::reduce), from one buffer into another. The root passes `Some(destination)`, which
-    /// is as long as the source; the other ranks pass `None`.
+    /// must be as long as the source. The other ranks pass `None`.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -133,7 +134,7 @@ impl Communicator {
         self.execute(self.prepare_reduce_into(source.memory(), destination, root, &op.into()))
     }
 
-    /// Copies the root's buffer to every rank. Cost: N bytes, over a pipeline or a tree.
+    /// Copies the root's buffer to every rank. Cost: the N bytes of the root go over a pipeline or a tree.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -156,8 +157,8 @@ impl Communicator {
         self.execute(self.prepare_broadcast(source, buffer, root))
     }
 
-    /// Broadcasts like [`broadcast`](Self::broadcast), from the root's source into every rank's destination (the root's
-    /// too). The root passes `Some(source)`; the other ranks pass `None`.
+    /// Broadcasts like [`broadcast`](Self::broadcast), from the root's source into the destination of every rank,
+    /// including the root. The root passes `Some(source)`. The other ranks pass `None`.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -181,8 +182,8 @@ impl Communicator {
         self.execute(self.prepare_broadcast_into(source.map(Buffer::memory), destination.memory_mut(), root))
     }
 
-    /// Gathers every rank's block on every rank, in place. The buffer holds one block per rank, in rank order, and this
-    /// rank contributes its own block. Cost: (n−1)/n of the whole buffer.
+    /// Gathers every rank's block on every rank, in place. The buffer has one block for each rank, in rank order. Each
+    /// rank contributes its own block. Cost: each rank sends (n−1)/n of the bytes of the whole buffer.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -198,14 +199,15 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to all collectives, and `InvalidArgument` if the length is not a multiple of the world size.
+    /// The errors common to all collectives, and `InvalidArgument` if the buffer's length is not a multiple of the
+    /// world size.
     #[doc(alias("ncclAllGather", "MPI_Allgather"))]
     pub fn all_gather<B: BufferMut + ?Sized>(&self, buffer: &mut B) -> Result<()> {
         self.execute(self.prepare_all_gather(None, buffer.memory_mut()))
     }
 
-    /// Gathers like [`all_gather`](Self::all_gather), from this rank's block into a destination that is world size
-    /// times as long.
+    /// Gathers like [`all_gather`](Self::all_gather), from this rank's block into a separate destination. The length of
+    /// the destination must be the length of the block times the world size.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -229,8 +231,9 @@ impl Communicator {
         self.execute(self.prepare_all_gather(Some(source.memory()), destination.memory_mut()))
     }
 
-    /// Reduces one block per rank, and gives each rank the result of its own block. The result replaces this rank's
-    /// block; the other blocks do not change. Cost: (n−1)/n of the whole buffer.
+    /// Reduces buffers that have one block for each rank, and gives each rank the result of its own block. In a rank's
+    /// buffer, the result replaces that rank's block. The other blocks do not change. Cost: each rank sends (n−1)/n of
+    /// the bytes of the whole buffer.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -245,14 +248,15 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to all collectives, and `InvalidArgument` if the length is not a multiple of the world size.
+    /// The errors common to all collectives, and `InvalidArgument` if the buffer's length is not a multiple of the
+    /// world size.
     #[doc(alias("ncclReduceScatter", "MPI_Reduce_scatter_block"))]
     pub fn reduce_scatter<B: BufferMut + ?Sized>(&self, buffer: &mut B, op: impl Into<Reduction<B::Element>>) -> Result<()> {
         self.execute(self.prepare_reduce_scatter(None, buffer.memory_mut(), &op.into()))
     }
 
-    /// Reduces like [`reduce_scatter`](Self::reduce_scatter), from one buffer into another. The source is world size
-    /// times as long as the destination.
+    /// Reduces like [`reduce_scatter`](Self::reduce_scatter), from one buffer into another. The length of the source
+    /// must be the length of the destination times the world size.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -276,8 +280,9 @@ impl Communicator {
         self.execute(self.prepare_reduce_scatter(Some(source.memory()), destination.memory_mut(), &op.into()))
     }
 
-    /// Gathers every rank's block on the root. The root passes `Some(destination)`, which is world size times as long
-    /// as the source; the other ranks pass `None`. Cost: the root receives n−1 blocks.
+    /// Gathers every rank's block on the root. The root passes `Some(destination)`. The length of this destination must
+    /// be the length of the source times the world size. The other ranks pass `None`. Cost: the root receives n−1
+    /// blocks.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -303,8 +308,8 @@ impl Communicator {
         self.execute(self.prepare_gather_into(source.memory(), destination, root))
     }
 
-    /// Gathers like [`gather_into`](Self::gather_into), in place at the root. The root passes the whole buffer with its
-    /// own block filled in; the other ranks pass their block.
+    /// Gathers like [`gather_into`](Self::gather_into), in place at the root. The root passes the whole buffer, which
+    /// already contains the root's own block. Each of the other ranks passes only its block.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -324,8 +329,9 @@ impl Communicator {
         self.execute(self.prepare_gather_in_place(buffer, root))
     }
 
-    /// Sends each rank its block of the root's source. The root passes `Some(source)`, which is world size times as
-    /// long as the destination; the other ranks pass `None`. Cost: the root sends n−1 blocks.
+    /// Sends each rank its block of the root's source. The root passes `Some(source)`. The length of this source must
+    /// be the length of the destination times the world size. The other ranks pass `None`. Cost: the root sends n−1
+    /// blocks.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -350,8 +356,8 @@ impl Communicator {
         self.execute(self.prepare_scatter_into(source.map(Buffer::memory), destination.memory_mut(), root))
     }
 
-    /// Scatters like [`scatter_into`](Self::scatter_into), in place at the root. The root passes the whole buffer and
-    /// keeps its own block where it is; the others pass a buffer for their block.
+    /// Scatters like [`scatter_into`](Self::scatter_into), in place at the root. The root passes the whole buffer, and
+    /// the root's own block stays where it is. Each of the other ranks passes a buffer for its block.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -371,8 +377,8 @@ impl Communicator {
         self.execute(self.prepare_scatter_in_place(buffer.memory_mut(), root))
     }
 
-    /// Sends block `j` of this rank's buffer to rank `j` and replaces it with rank `j`'s block for this rank. Cost:
-    /// (n−1)/n of the buffer.
+    /// Sends block `j` of this rank's buffer to rank `j`, and replaces block `j` with the block that rank `j` sends to
+    /// this rank. Cost: each rank sends (n−1)/n of the bytes of the buffer.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -387,7 +393,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to all collectives, and `InvalidArgument` if the length is not a multiple of the world size.
+    /// The errors common to all collectives, and `InvalidArgument` if the buffer's length is not a multiple of the
+    /// world size.
     #[doc(alias("ncclAlltoAll", "MPI_Alltoall"))]
     pub fn all_to_all<B: BufferMut + ?Sized>(&self, buffer: &mut B) -> Result<()> {
         self.execute(self.prepare_all_to_all(Source::InPlace, buffer.memory_mut()))

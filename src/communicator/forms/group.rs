@@ -17,7 +17,7 @@ use crate::communicator::work::message::{Envelope, MessageBuffer, MessageContext
 use crate::error::{Error, Result};
 use crate::host::backend::Jobs;
 
-/// Calls recorded by [`Communicator::group`]. The buffers of these calls are borrowed until the group has been
+/// Calls recorded by [`Communicator::group`]. Device buffers of these calls are borrowed until the group has been
 /// launched. Host buffers are borrowed until the group has ended.
 pub struct Group<'buffers, 'comm> {
     pub(in crate::communicator) comm: &'comm Communicator,
@@ -40,9 +40,9 @@ impl fmt::Debug for Group<'_, '_> {
 }
 
 impl Communicator {
-    /// Records calls and launches them together. All messages are on their way at once, so two ranks can send to each
-    /// other without waiting for each other. Collectives run in the order in which they were recorded. Nothing is sent
-    /// before the closure has returned `Ok`. If the closure fails or panics, nothing is sent.
+    /// Records calls and launches them together. All messages of the group start together, so if two ranks send to each
+    /// other, neither send has to wait for the other. Collectives run in the order in which they were recorded. Nothing
+    /// is sent before the closure has returned `Ok`. If the closure fails or panics, nothing is sent.
     ///
     /// Returns the results of the receives, in the order in which they were recorded.
     ///
@@ -77,18 +77,18 @@ impl Communicator {
         group.run_on_host()
     }
 
-    /// Records calls and launches them together, as [`group`](Self::group) does, for several communicators of this
-    /// thread at once. `record` gets one group for each communicator, in the order of `comms`. So one thread can drive
-    /// several GPUs, each with its own communicator. Works only on device buffers: on host memory, each rank needs its
-    /// own thread.
+    /// Records calls of several communicators of this thread, and launches all these calls together.
+    /// [`group`](Self::group) does this for one communicator. `record` gets one group for each communicator, in the
+    /// order of `comms`. So one thread can drive several GPUs, each with its own communicator. Works only on device
+    /// buffers, because calls on host memory need a thread for each rank.
     ///
-    /// Before you use a custom op in `group_across`, use the op once on each of these communicators: in a call of its
-    /// own, or in a [`group`](Self::group). In this first use, the ranks agree that all of them can compile the op. The
-    /// ranks compare the calls of `group_across` with n−1 messages from each rank, and not in a collective. So if one
-    /// rank makes calls through `group_across`, every rank of that communicator must do so. If the calls differ, all
-    /// communicators of the group are ended.
+    /// Before you use a custom op in `group_across`, use the op once on each of these communicators, either in a single
+    /// call or in a [`group`](Self::group). During this first use, the ranks agree that all of them can compile the op.
+    /// To compare the calls of `group_across`, each rank sends n−1 messages. This comparison is not a collective. So if
+    /// one rank makes calls through `group_across`, every other rank of that communicator must also make them through
+    /// `group_across`. If the ranks' calls differ, all communicators of the group end.
     ///
-    /// Returns the results of each communicator's receives.
+    /// Returns, for each communicator, the results of its receives.
     ///
     /// # Errors
     ///

@@ -36,8 +36,9 @@ use crate::host::backend::Job;
 /// records use the name of that call (`gather_v`, `scatter_v`, `all_to_all_v`). The exception is `all_gather_list`,
 /// which is a separate call.
 impl Communicator {
-    /// Gathers every rank's source on the root, each into its own buffer. The root passes `Some` with a list of one
-    /// destination for each rank; the other ranks pass `None`. Cost: the root receives n−1 blocks.
+    /// Gathers every rank's source on the root, and writes each source into a separate destination. The root passes
+    /// `Some` with a list that has one destination for each rank. The other ranks pass `None`. Cost: the root receives
+    /// n−1 blocks.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -53,8 +54,9 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to all collectives, and `InvalidArgument` if the list does not have one buffer for each rank,
-    /// or has some buffers on the host and others on a device.
+    /// The errors common to all collectives, and `InvalidArgument`:
+    /// - if the list does not have one buffer for each rank,
+    /// - if some buffers are on the host and others on a device.
     #[doc(alias = "gather")]
     pub fn gather_list<S, D>(&self, source: &S, destinations: Option<&mut [D]>, root: usize) -> Result<()>
     where
@@ -64,8 +66,8 @@ impl Communicator {
         self.execute(self.prepare_gather_list(source, destinations, root))
     }
 
-    /// Sends each rank its buffer of the root's list. The root passes `Some` with a list of one source for each rank;
-    /// the other ranks pass `None`. Cost: the root sends n−1 blocks.
+    /// Sends one buffer of the root's list to each rank, in rank order. The root passes `Some` with a list that has one
+    /// source for each rank. The other ranks pass `None`. Cost: the root sends n−1 blocks.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -91,8 +93,8 @@ impl Communicator {
         self.execute(self.prepare_scatter_list(sources, destination, root))
     }
 
-    /// Gathers every rank's source on every rank, each into its own buffer. Cost: every rank sends its source to each
-    /// other rank, n−1 blocks.
+    /// Gathers every rank's source on every rank, and writes each source into a separate destination. Cost: every rank
+    /// sends n−1 blocks, because it sends its source to each other rank.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -117,8 +119,8 @@ impl Communicator {
         self.execute(self.prepare_all_gather_list(source, destinations))
     }
 
-    /// Sends a buffer to each rank and receives one from each: source `j` of rank `i` becomes destination `i` of rank
-    /// `j`. Cost: n−1 blocks.
+    /// Sends a buffer to each rank and receives a buffer from each rank: source `j` of rank `i` becomes destination `i`
+    /// of rank `j`. Cost: n−1 blocks.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -144,7 +146,7 @@ impl Communicator {
         self.execute(self.prepare_all_to_all_list(sources, destinations))
     }
 
-    /// Starts a [`gather_list`](Self::gather_list). `destinations` is `Some` at the root only.
+    /// Starts a [`gather_list`](Self::gather_list). Only the root passes `Some` as `destinations`.
     ///
     /// # Errors
     ///
@@ -157,7 +159,7 @@ impl Communicator {
         self.start((source, destinations), |(source, destinations)| self.prepare_gather_list(source, destinations.as_deref_mut(), root))
     }
 
-    /// Starts a [`scatter_list`](Self::scatter_list). `sources` is `Some` at the root only.
+    /// Starts a [`scatter_list`](Self::scatter_list). Only the root passes `Some` as `sources`.
     ///
     /// # Errors
     ///

@@ -69,8 +69,8 @@ impl Communicator {
         self.execute(self.prepare_broadcast_many(buffers, root))
     }
 
-    /// Gathers each source into its destination, like [`all_gather_into`](Self::all_gather_into). A destination is
-    /// world size times as long as its source.
+    /// Gathers each source into its destination, like [`all_gather_into`](Self::all_gather_into). The length of each
+    /// destination must be the length of its source times the world size.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -86,8 +86,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors of [`all_reduce_many`](Self::all_reduce_many), and `InvalidArgument` if the two lists differ in
-    /// length.
+    /// The errors of [`all_reduce_many`](Self::all_reduce_many), and `InvalidArgument` if the numbers of sources and
+    /// destinations differ.
     #[doc(alias("all_gather_into_tensor_coalesced", "all_gather_coalesced"))]
     pub fn all_gather_many_into<S, D>(&self, sources: &[S], destinations: &mut [D]) -> Result<()>
     where
@@ -97,8 +97,8 @@ impl Communicator {
         self.execute(self.prepare_all_gather_many(sources, destinations))
     }
 
-    /// Reduces each source like [`reduce_scatter_into`](Self::reduce_scatter_into). A source is world size times as
-    /// long as its destination.
+    /// Reduces each source into its destination, like [`reduce_scatter_into`](Self::reduce_scatter_into). The length of
+    /// each source must be the length of its destination times the world size.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -307,7 +307,7 @@ impl Communicator {
             if let Some(element) = prepared.element() {
                 let first = *known.get_or_insert(element);
                 if first != element {
-                    let reason = format!("buffer {place} holds {element}, but those before it hold {first}: make one call for each type");
+                    let reason = format!("buffer {place} holds {element}, but earlier buffers hold {first}: make one call for each type");
                     return Err(Error::argument(call, reason));
                 }
             }
@@ -320,7 +320,7 @@ impl Communicator {
                 Prepared::Host(job, _) => jobs.push(job),
                 _ => {
                     let reason = format!(
-                        "buffer {place} and those before it are in different kinds of memory: pass all on the host, or all on a device"
+                        "buffer {place} and earlier buffers are in different kinds of memory: pass all on the host, or all on a device"
                     );
                     return Err(Error::argument(call, reason));
                 }

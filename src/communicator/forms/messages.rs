@@ -26,7 +26,7 @@ impl Communicator {
         held: (TypeTag, usize),
     ) -> Result<MessageContext> {
         if envelope.tag & INTERNAL_TAG != 0 {
-            return Err(Error::argument(call, format!("tag {} is too large: tags are below 2^63", envelope.tag)));
+            return Err(Error::argument(call, format!("tag {} is too large: tags must be below 2^63", envelope.tag)));
         }
         self.any_context(call, envelope, held)
     }
@@ -45,7 +45,7 @@ impl Communicator {
 
     /// Returns the rank that a message goes to.
     pub(in crate::communicator) fn destination(call: &'static str, envelope: &Envelope) -> Result<usize> {
-        envelope.peer.ok_or_else(|| Error::argument(call, "a send needs a destination: name one rank instead of any rank"))
+        envelope.peer.ok_or_else(|| Error::argument(call, "a send needs a destination: pass one rank instead of Envelope::any()"))
     }
 
     /// Returns the rank that a message on a device comes from.
@@ -178,7 +178,7 @@ type Terms = fn(&Communicator, &'static str, &Envelope, (TypeTag, usize)) -> Res
 /// between other ranks continue. (Device messages: see above. There, a `Timeout` also ends the communicator, unless the
 /// call was still waiting for its turn.)
 impl Communicator {
-    /// Sends a buffer to a rank. The buffer may be reused when the call returns.
+    /// Sends a buffer to a rank. The program may reuse the buffer when the call returns.
     ///
     /// ```
     /// # use collectives::{Communicator, Envelope};
@@ -201,8 +201,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to messages. After a `Timeout`, the message was not sent, and its receive gets an error that
-    /// reports this.
+    /// The errors common to messages. If the send returns `Timeout`, the message was not sent, and the matching receive
+    /// gets an error that reports this.
     #[doc(alias("ncclSend", "MPI_Send"))]
     pub fn send<B: Buffer + ?Sized>(&self, buffer: &B, to: impl Into<Envelope>) -> Result<()> {
         let to = to.into();
@@ -221,7 +221,7 @@ impl Communicator {
         unsafe { self.core.shared.progress.transfer_one(&context, memory, self.limit(&to)) }.map(drop)
     }
 
-    /// Receives a message from a rank, or from the rank that sends first.
+    /// Receives a message from one rank. With [`Envelope::any`], receives from the rank that sends first.
     ///
     /// ```
     /// # use collectives::{Communicator, Envelope};
@@ -243,8 +243,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to messages. After a `Timeout` in the middle of a message, the buffer may hold a part of the
-    /// message. The next receive gets the whole message.
+    /// The errors common to messages. If the timeout passes while the message is arriving, the buffer may contain a
+    /// part of the message. The next receive then gets the whole message.
     #[doc(alias("ncclRecv", "MPI_Recv"))]
     pub fn recv<B: BufferMut + ?Sized>(&self, buffer: &mut B, from: impl Into<Envelope>) -> Result<Received> {
         let from = from.into();
@@ -263,7 +263,7 @@ impl Communicator {
     }
 
     /// Sends to one rank and receives from another rank (or the same rank) at the same time. If both envelopes have a
-    /// timeout, the shorter one applies.
+    /// timeout, the shorter timeout applies.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -318,8 +318,9 @@ impl Communicator {
         received.first().copied().ok_or_else(|| Error::argument(CALL, "no message was posted"))
     }
 
-    /// Starts a send. The buffer comes back through the [`Work`]. Any number of sends may be outstanding. A buffer that
-    /// is only read may be shared: an `Arc<[T]>`, `Arc<Vec<T>>` or `&'static [T]` can be on its way to several ranks.
+    /// Starts a send. The buffer comes back through the [`Work`]. Any number of sends may be outstanding. The send only
+    /// reads the buffer, so several sends can share one: an `Arc<[T]>`, `Arc<Vec<T>>` or `&'static [T]` can be on its
+    /// way to several ranks at the same time.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -342,8 +343,9 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// This function itself returns `InvalidArgument`, `Poisoned`, and `Io` (if no thread can be started). In these
-    /// cases, nothing was sent, and the buffer is freed. Other errors come through the [`Work`].
+    /// `start_send` itself can return `InvalidArgument`, `Poisoned`, and `Io` (if no thread can be started). If it
+    /// returns one of these errors, nothing was sent, and the buffer is freed. All other errors come through the
+    /// [`Work`].
     #[doc(alias("isend", "MPI_Isend"))]
     pub fn start_send<B: OwnedSource>(&self, buffer: B, to: impl Into<Envelope>) -> Result<Work<B>> {
         let to = to.into();

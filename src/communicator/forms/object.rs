@@ -50,7 +50,7 @@ impl Communicator {
         let total = sizes.iter().try_fold(0_u64, |sum, size| sum.checked_add(*size));
         match total {
             Some(total) if total <= limit => Ok(sizes.iter().map(|size| *size as usize).collect()),
-            _ => Err(Error::argument(call, format!("objects of {sizes:?} B exceed Config::object_limit_bytes, {limit} B"))),
+            _ => Err(Error::argument(call, format!("objects of {sizes:?} B together exceed Config::object_limit_bytes ({limit} B)"))),
         }
     }
 
@@ -75,8 +75,9 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors of the collectives, and `InvalidArgument` if a value cannot be serialised or the objects together are
-    /// too large.
+    /// The errors common to all collectives, and `InvalidArgument`:
+    /// - if a value cannot be serialised,
+    /// - if the objects are together larger than [`Config::object_limit_bytes`](crate::Config::object_limit_bytes).
     pub fn all_gather_object<T: Serialize + DeserializeOwned>(&self, object: &T) -> Result<Vec<T>> {
         self.composite("all_gather_object", || {
             let (mine, counts) = self.exchange_sizes("all_gather_object", object)?;
@@ -86,7 +87,7 @@ impl Communicator {
         })
     }
 
-    /// Broadcasts the root's object to every rank. The root passes `Some`; the other ranks pass `None`.
+    /// Broadcasts the root's object to every rank. The root passes `Some`. The other ranks pass `None`.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -139,8 +140,8 @@ impl Communicator {
         })
     }
 
-    /// Sends each rank its object of the root's list. The root passes `Some` with one object per rank; the other ranks
-    /// pass `None`.
+    /// Sends one object of the root's list to each rank, in rank order. The root passes `Some` with one object for each
+    /// rank. The other ranks pass `None`.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -224,8 +225,8 @@ pub(crate) mod fuzz {
         Identity,
     }
 
-    /// Checks that decoding any bytes gives an error that names the sender, or a value that stays the same when it is
-    /// encoded and decoded again.
+    /// Decodes arbitrary bytes as objects, and checks the result. The result must be an error that names the sender, or
+    /// a value that stays the same when it is encoded and decoded again.
     pub fn objects(data: &[u8]) {
         check::<Everything>(data);
         check::<Vec<(u8, String)>>(data);

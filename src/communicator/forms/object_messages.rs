@@ -51,8 +51,8 @@ impl Communicator {
     ///
     /// The errors common to messages, and:
     /// - `InvalidArgument` if the value cannot be serialised. Nothing is sent then, and the receiver keeps waiting.
-    /// - `Message` if the object has more than 64 KiB and the receiver cannot take it. If the object is smaller, only
-    ///   the receiver gets an error.
+    /// - `Message` if the object has more than 64 KiB and the receiver cannot accept the object. If the object is
+    ///   smaller, only the receiver gets an error.
     #[doc(alias("send_object_list", "MPI_Send"))]
     pub fn send_object<T: Serialize + ?Sized>(&self, value: &T, to: impl Into<Envelope>) -> Result<()> {
         let to = to.into();
@@ -62,8 +62,9 @@ impl Communicator {
         self.core.shared.progress.send_object(&context, &bytes, to.timeout.unwrap_or_else(|| self.timeout()))
     }
 
-    /// Receives a value from a rank, or from the rank that sends one first. Returns the value, and a [`Received`] with
-    /// the source and, as `count`, the size in bytes.
+    /// Receives a value from one rank. With [`Envelope::any`], receives from the rank that sends a value first. Returns
+    /// the value and a [`Received`], in which `source` is the sender and `count` is the size of the encoded value in
+    /// bytes.
     ///
     /// ```
     /// # use collectives::{Communicator, Envelope};
@@ -88,9 +89,10 @@ impl Communicator {
     /// The errors common to messages, and:
     /// - `Message`, which names the sender, if the object is larger than this rank's
     ///   [`Config::object_limit_bytes`](crate::Config::object_limit_bytes). No memory is allocated for the object.
-    /// - `Protocol`, which names the sender, if the bytes are not a `T`.
+    /// - `Protocol`, which names the sender, if the bytes do not encode a `T`.
     ///
-    /// After such a `Message` or `Protocol` error, the message is consumed, and the communicator stays usable.
+    /// After such a `Message` or `Protocol` error, no later receive gets the message, and the communicator stays
+    /// usable.
     #[doc(alias("recv_object_list", "MPI_Recv"))]
     pub fn recv_object<T: DeserializeOwned>(&self, from: impl Into<Envelope>) -> Result<(T, Received)> {
         let from = from.into();

@@ -16,16 +16,17 @@ use crate::communicator::prepare::prepared::element;
 use crate::error::{Error, Result};
 use crate::host::shm::{ShareError, Size, Storage};
 
-/// A buffer allocated by [`Communicator::alloc`]: a slice of `T` that any call takes, whole or in part. It is called a
-/// *window* in the guide.
+/// A buffer allocated by [`Communicator::alloc`]. It dereferences to a slice of `T`, and any call can take the whole
+/// slice or a part of it. The guide calls such a buffer a *window*.
 ///
-/// The buffer belongs to this rank alone, as a vector does. It can be sent to other threads and can outlive its
-/// communicator. In collectives that this rank calls with the buffer, other ranks read it. They never write to it.
+/// The buffer belongs to this rank alone, as a vector does. The buffer can be moved to other threads and can outlive
+/// its communicator. In collectives that this rank calls with the buffer, other ranks read the buffer, but never write
+/// to it.
 ///
-/// After a failed call, a destination holds unspecified data, and a source is unchanged. Other ranks may still be
-/// reading the buffer after the failure. They do not see later writes of this rank: the system allocates new memory for
-/// these writes, page by page. (If you gave the buffer's addresses to a device or a network card, give it the addresses
-/// again after a failed call.)
+/// After a failed call, a destination contains unspecified data, and a source is unchanged. Other ranks may still be
+/// reading the buffer after the failure. The other ranks do not see later writes of this rank, because the system
+/// allocates new memory for these writes, page by page. (If you gave the buffer's addresses to a device or a network
+/// card, give it the addresses again after a failed call.)
 pub struct SharedBuffer<T> {
     /// The first of `len` elements.
     base: NonNull<T>,
@@ -106,9 +107,9 @@ fn in_words([code, align, len]: [u64; 3]) -> String {
 const COMMON_ALIGNMENT: u64 = 4096;
 
 impl Communicator {
-    /// Allocates a buffer of `len` zeros in memory that all ranks of this host share. So collectives on the buffer, or
-    /// on parts of it, can access one rank's buffer from another rank. This is a collective: every rank calls it with
-    /// the same type and length, and gets its own buffer.
+    /// Allocates a buffer of `len` zeros in memory that all ranks of this host share. So in collectives on the buffer,
+    /// or on parts of it, a rank can read other ranks' buffers directly. This is a collective: every rank must call it
+    /// with the same type and length, and gets its own buffer.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -123,31 +124,32 @@ impl Communicator {
     /// # Ok::<(), collectives::Error>(())
     /// ```
     ///
-    /// If a rank shares its host with no other rank, or with `Transport::Tcp`, the buffer is ordinary memory that
-    /// begins at a page boundary. So programs need no second code path. On several hosts, the ranks of each host share
-    /// memory.
+    /// In two cases, the buffer is ordinary memory that begins at a page boundary: if the transport is
+    /// `Transport::Tcp`, and if no other rank is on this rank's host. So programs need no separate code for these
+    /// cases. If the ranks are on several hosts, each rank shares memory only with the ranks of its own host.
     ///
     /// **Cost.**
-    /// - Memory: the bytes of every rank's buffer exist once on the host, and are allocated when `alloc` returns. The
-    ///   allocation takes 3 to 6 µs per page of 4 KiB (measured with 2 virtual CPUs, Zen 5;
+    /// - Memory: the bytes of every rank's buffer exist once on the host, and `alloc` allocates them before it returns.
+    ///   The allocation takes 3 to 6 µs per page of 4 KiB (measured with 2 virtual CPUs, Zen 5;
     ///   `benches/record/design-figures.md`).
     /// - Address space: each rank maps the buffers of all ranks on its host, and maps its own buffer twice. So each
-    ///   rank needs room for (ranks on the host + 1) × `len` elements. The size is rounded up to pages, or to pages of
-    ///   2 MiB if a buffer fills such a page.
+    ///   rank needs address space for (ranks on the host + 1) × `len` elements. The size of each buffer is rounded up
+    ///   to whole pages. For buffers of at least 2 MiB, these are pages of 2 MiB.
     /// - First use: when a call first reaches a page of another rank, the system maps that page. This takes about 1 µs
-    ///   on the machine named above. So allocate a buffer once and use it often.
+    ///   (measured with 2 virtual CPUs, Zen 5). So allocate a buffer once and use it often.
     ///
     /// Huge pages are used if the system allows them for shared memory
     /// (`/sys/kernel/mm/transparent_hugepage/shmem_enabled` is `advise`).
     ///
-    /// A rank can drop its buffer without the other ranks. The buffer's memory is freed at once; its address space is
-    /// freed at the next collective of this communicator. The other ranks' buffers remain. Collectives on those buffers
-    /// then go through the communicator's own memory. After a failed call, other ranks may still be reading the buffer.
-    /// In that case, its memory is freed when all ranks of the host have dropped their buffers and the communicator.
+    /// A rank can drop its buffer while the other ranks keep theirs. The memory of the dropped buffer is freed
+    /// immediately. The address space is freed at the next collective of this communicator. The other ranks' buffers
+    /// remain, but collectives on the remaining buffers then copy through the communicator's own shared memory. After a
+    /// failed call, other ranks may still be reading the dropped buffer. In that case, the buffer's memory is freed
+    /// when all ranks of the host have dropped their buffers and the communicator.
     ///
     /// # Errors
     ///
-    /// The errors of collectives, and the following, after which the communicator stays usable:
+    /// The errors common to all collectives, and the following errors, after which the communicator stays usable:
     /// - `Mismatch` if ranks ask for different types or lengths.
     /// - `InvalidArgument` if the buffer is too large for an address space.
     /// - `Io` if a rank cannot get its memory. All ranks get this error, which names that rank.

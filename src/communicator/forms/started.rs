@@ -177,7 +177,7 @@ impl Communicator {
         })
     }
 
-    /// Starts a [`reduce_into`](Self::reduce_into). `destination` is `Some` at the root only.
+    /// Starts a [`reduce_into`](Self::reduce_into). Only the root passes `Some` as `destination`.
     ///
     /// # Errors
     ///
@@ -198,7 +198,7 @@ impl Communicator {
         })
     }
 
-    /// Starts a [`broadcast_into`](Self::broadcast_into). `source` is `Some` at the root only.
+    /// Starts a [`broadcast_into`](Self::broadcast_into). Only the root passes `Some` as `source`.
     ///
     /// # Errors
     ///
@@ -213,7 +213,7 @@ impl Communicator {
         })
     }
 
-    /// Starts a [`gather_into`](Self::gather_into). `destination` is `Some` at the root only.
+    /// Starts a [`gather_into`](Self::gather_into). Only the root passes `Some` as `destination`.
     ///
     /// # Errors
     ///
@@ -228,7 +228,7 @@ impl Communicator {
         })
     }
 
-    /// Starts a [`scatter_into`](Self::scatter_into). `source` is `Some` at the root only.
+    /// Starts a [`scatter_into`](Self::scatter_into). Only the root passes `Some` as `source`.
     ///
     /// # Errors
     ///
@@ -317,8 +317,8 @@ impl Communicator {
         })
     }
 
-    /// Starts a [`gather_v_into`](Self::gather_v_into). `destination` is `Some` at the root only, with the count of
-    /// each rank.
+    /// Starts a [`gather_v_into`](Self::gather_v_into). Only the root passes `Some((destination, counts))`, with one
+    /// count for each rank.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -346,8 +346,8 @@ impl Communicator {
         })
     }
 
-    /// Starts a [`scatter_v_into`](Self::scatter_v_into). `source` is `Some` at the root only, with the count of each
-    /// rank.
+    /// Starts a [`scatter_v_into`](Self::scatter_v_into). Only the root passes `Some((source, counts))`, with one count
+    /// for each rank.
     ///
     /// # Errors
     ///

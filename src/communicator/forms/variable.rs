@@ -17,7 +17,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to all collectives, and `InvalidArgument` if the counts do not cover the buffer.
+    /// The errors common to all collectives, and `InvalidArgument` if the sum of the counts is not the buffer's length.
     #[doc(alias = "MPI_Allgatherv")]
     pub fn all_gather_v<B: BufferMut + ?Sized>(&self, buffer: &mut B, counts: &[usize]) -> Result<()> {
         self.execute(self.prepare_all_gather_v(None, buffer.memory_mut(), counts))
@@ -62,8 +62,8 @@ impl Communicator {
         self.execute(self.prepare_reduce_scatter_v(None, buffer.memory_mut(), counts, &op.into()))
     }
 
-    /// Reduces like [`reduce_scatter_v`](Self::reduce_scatter_v), from one buffer into another that holds this rank's
-    /// block.
+    /// Reduces like [`reduce_scatter_v`](Self::reduce_scatter_v), from a source with all blocks into a destination for
+    /// this rank's block.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -150,7 +150,8 @@ impl Communicator {
     }
 
     /// Exchanges blocks like [`all_to_all_into`](Self::all_to_all_into), with two counts for each rank: how many
-    /// elements this rank sends to it (`send_counts`), and how many it receives from it (`receive_counts`).
+    /// elements this rank sends to that rank (`send_counts`), and how many elements this rank receives from that rank
+    /// (`receive_counts`).
     ///
     /// ```
     /// # use collectives::Communicator;

@@ -36,33 +36,32 @@ use crate::observe::LIFE;
 
 /// One rank's handle to a set of ranks that make calls together. A rank is a process or a thread.
 ///
-/// Every rank must make the same calls in the same order. If the calls differ, the ranks get an error that names two
-/// calls that differ. Blocking calls run on the calling thread. Calls started with `start_*` run in the background
-/// (*background calls*), in the order in which they were started, and blocking collectives wait for them. Messages
-/// ([`send`](Self::send), [`recv`](Self::recv) …) are independent of collectives.
+/// Every rank must make the same calls in the same order. If the ranks' calls differ, the ranks get an error that names
+/// two of the calls. Blocking calls run on the calling thread. Methods with a name that begins with `start_` start
+/// *background calls*. Background collectives run in the order in which they were started, and a blocking collective
+/// waits for them. Messages ([`send`](Self::send), [`recv`](Self::recv) …) are independent of collectives.
 ///
 /// A clone is a further handle to the same communicator, for another thread or another owner. Collectives of several
 /// threads run one after the other, in the order in which they are called. The program must make sure that all ranks
-/// call their collectives in the same order; calls that differ are reported as a mismatch. Threads that need no common
-/// order should each use their own communicator, made by [`duplicate`](Self::duplicate). Messages do not wait for
-/// collectives. If a call has to wait for its turn behind another thread's call, it waits for at most its own timeout.
-/// If the timeout passes during this wait, the call has not begun, and the communicator stays usable.
+/// call their collectives in the same order. If their calls differ, the error is a mismatch. Threads that need no
+/// common order should each use their own communicator, made by [`duplicate`](Self::duplicate). Messages do not wait
+/// for collectives. If a call has to wait for its turn behind another thread's call, it waits for at most its own
+/// timeout. If the timeout passes during this wait, the call has not begun, and the communicator stays usable.
 ///
 /// If two ranks, or two threads, use two communicators in different orders, they wait for each other until a deadline
-/// passes. The error then names the call, the ranks that the call waited for, and the other calls in which this process
-/// waited meanwhile ([`Error::Timeout`]). If the ranks are processes, the error of each process names the call of that
-/// process. `collperf --explain-hang` compares the calls of all processes.
+/// passes. The error is then an [`Error::Timeout`]. This error names the call, the ranks that the call waited for, and
+/// the other calls in which this process waited at the same time. If the ranks are processes, each process gets an
+/// error that names its own call. `collperf --explain-hang` compares the calls of all processes.
 ///
-/// A lost peer, a mismatch, an abort or a timeout inside a collective ends the communicator. Further calls are refused
-/// with an error that contains the first error. [`shrink`](Self::shrink) makes a new communicator of the remaining
-/// ranks.
+/// A lost peer, a mismatch, an abort or a timeout inside a collective ends the communicator. Later calls return an
+/// error that contains the first error. [`shrink`](Self::shrink) makes a new communicator of the remaining ranks.
 ///
-/// [`Device`](crate::Device)s, the `DataParallel` of `collectives-train` and closures that capture a clone keep a
-/// communicator alive. Objects that the communicator itself keeps, such as an observer in its settings, should hold an
-/// [`abort_handle`](Self::abort_handle) instead of a clone.
+/// A communicator stays alive as long as a clone exists. These objects contain a clone: a [`Device`](crate::Device), a
+/// `DataParallel` of `collectives-train`, and a closure that captures a clone. Objects that the communicator itself
+/// keeps, such as an observer in its settings, should hold an [`abort_handle`](Self::abort_handle) instead of a clone.
 ///
-/// Dropping the last clone waits a short while for background calls, notifies the peers and closes the connections; see
-/// also [`close`](Self::close).
+/// When the last clone is dropped, the communicator waits a short time for background calls, notifies the peers and
+/// closes the connections. See also [`close`](Self::close).
 #[derive(Clone)]
 pub struct Communicator {
     pub(in crate::communicator) core: Arc<Core>,
@@ -157,8 +156,8 @@ impl Communicator {
         &self.core.shared.peers
     }
 
-    /// Returns each rank's number in the job's first communicator, indexed by rank. Splits, subgroups and shrinks
-    /// change a rank's number, but not its number in the first communicator.
+    /// Returns each rank's number in the job's first communicator, indexed by rank. After a split, a subgroup or a
+    /// shrink, a rank can have a new number, but its number in the first communicator stays the same.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -183,7 +182,7 @@ impl Communicator {
     }
 
     /// Describes how this communicator makes its calls: over shared memory or over TCP, and with which algorithm
-    /// between hosts. The algorithms are listed for each collective by size, in the format of
+    /// between hosts. For each collective, the text lists the algorithms by size, in the format of
     /// [`AlgorithmRanges`](crate::AlgorithmRanges). The text is for people and may change.
     #[must_use]
     pub fn explain(&self) -> String {
@@ -197,7 +196,10 @@ impl Communicator {
     /// Returns the algorithm that this rank uses for a collective on ordinary host memory with a built-in op. `bytes`
     /// is the size of the whole vector, or of all blocks together.
     ///
-    /// Returns `None` inside a reduction that is under way, after the communicator was closed, and in a forked child.
+    /// Returns `None` in each of these cases:
+    /// - the caller is inside a reduction of this communicator, such as in a custom op,
+    /// - the communicator was closed,
+    /// - this process is a forked child.
     ///
     /// ```
     /// # use collectives::{Algorithm, Collective, Communicator, DType};
@@ -220,15 +222,15 @@ impl Communicator {
         self.timeout.unwrap_or_else(|| unpacked(self.core.timeout.load(Ordering::Relaxed)))
     }
 
-    /// Returns a new handle to this communicator, with a timeout that applies only to calls of the new handle. You can
-    /// use the new handle for one call, or keep it.
+    /// Returns a new handle to this communicator, with a timeout that applies only to calls through the new handle. You
+    /// can use the new handle for one call, or keep it.
     ///
     /// Calls on devices are queued, and the timeout limits the time that the device may take. The timeout counts from
     /// the moment the call is queued, with an accuracy of a tenth of a second. If earlier calls with other timeouts are
-    /// still running at that time, the timeout counts from the end of those calls, because NCCL runs a communicator's
-    /// calls in order. So the timeout of one call does not shorten or lengthen the timeout of another. If a timeout
-    /// passes, the communicator ends. If a call's timeout differs from the timeout of the previous call, the call costs
-    /// an event on each stream that is in use.
+    /// still running when the call is queued, the timeout counts from the end of those calls, because NCCL runs a
+    /// communicator's calls in order. So the timeout of one call does not shorten or lengthen the timeout of another.
+    /// If the timeout of a call on devices passes, the communicator ends. If a call's timeout differs from the timeout
+    /// of the previous call, the call costs one additional event on each stream that is in use.
     ///
     /// The timeout also limits:
     /// - the wait for a background call, counted from the start of the background call,

@@ -43,13 +43,13 @@ impl Communicator {
 
 /// # Traces
 impl Communicator {
-    /// Writes the timings of the calls of this communicator, and of the communicators made from it, into a folder as
-    /// `trace-ID-rankR.json`. Returns the path of the file, which Perfetto and `collperf trace` can read. The file is
-    /// written completely or not at all.
+    /// Writes the file `trace-ID-rankR.json` into a folder. The file contains the times of the calls of this
+    /// communicator and of the communicators made from it. Returns the path of the file, which Perfetto and `collperf
+    /// trace` can read. The file is written completely or not at all.
     ///
-    /// The trace is complete if it was enabled beforehand ([`Config::trace`](crate::Config::trace)). If it was not
-    /// enabled, the trace contains what the [flight recorder](Self::flight_recorder) has recorded of this communicator:
-    /// the beginning of most calls and the end of the longer ones.
+    /// The trace is complete if [`Config::trace`](crate::Config::trace) was set. If it was not set, the trace contains
+    /// only the records of the [flight recorder](Self::flight_recorder) for this communicator: the beginning of most
+    /// calls, and the end of the longer calls.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -66,7 +66,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `Io` if the file cannot be written; `Unsupported` in a forked child.
+    /// - `Io` if the file cannot be written.
+    /// - `Unsupported` in a forked child.
     pub fn write_trace(&self, folder: impl AsRef<Path>) -> Result<PathBuf> {
         if self.core.shared.health.is_foreign() {
             let reason = "this process was forked from the one that created the communicator, and does not have its trace".to_owned();
@@ -75,8 +76,8 @@ impl Communicator {
         self.with_trace(|log| log.write(folder.as_ref()))
     }
 
-    /// Returns the trace of [`write_trace`](Self::write_trace) as text: JSON in Chrome's Trace Event Format. In a
-    /// forked child, the text contains no calls.
+    /// Returns the trace of [`write_trace`](Self::write_trace) as JSON text in Chrome's Trace Event Format. In a forked
+    /// child, the text contains no calls.
     #[must_use]
     pub fn trace_json(&self) -> String {
         self.with_trace(TraceLog::to_json)

@@ -29,10 +29,10 @@ pub struct AbortHandle {
 }
 
 impl AbortHandle {
-    /// Ends the communicator. A call that is under way on this rank returns `Aborted` soon, and so do calls of peers
-    /// that wait for this rank; later calls are refused. If no call is under way on this rank, the peers are notified
-    /// when this rank makes its next call or drops the communicator. Idempotent. Does nothing once the communicator is
-    /// dropped, or in a forked child.
+    /// Ends the communicator. A call that is under way on this rank soon returns `Aborted`. Calls of peers that wait
+    /// for this rank also return `Aborted`. Later calls are refused. If no call is under way on this rank, the peers
+    /// are notified when this rank makes its next call or drops the communicator. Idempotent. Does nothing in a forked
+    /// child, or after the communicator was dropped.
     pub fn abort(&self) {
         let Some(health) = self.health.upgrade().filter(|health| !health.is_foreign()) else { return };
         if let (None, Some(recorder)) = (health.abort_reason(), self.recorder.upgrade()) {
@@ -75,7 +75,7 @@ impl Communicator {
         }
     }
 
-    /// Ends the communicator at once, on this rank and on its peers, without waiting for other ranks. Idempotent.
+    /// Ends the communicator on this rank and on its peers. Does not wait for the other ranks. Idempotent.
     #[doc(alias = "ncclCommAbort")]
     pub fn abort(&self) {
         self.abort_handle().abort();
@@ -84,7 +84,8 @@ impl Communicator {
     }
 
     /// Waits until every rank has called `close` and all background calls have ended, then closes the communicator for
-    /// all its clones. Later calls return [`Error::Closed`], and so do messages that other threads still wait for.
+    /// all its clones. Later calls return [`Error::Closed`]. Calls in which other threads still wait for a message
+    /// return the same error.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -99,9 +100,10 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors of [`Communicator::barrier`]. The communicator is closed even after an error, with these exceptions:
-    /// - `close` is called from within a call of this communicator.
-    /// - `close` does not get its turn within the timeout.
+    /// The errors of [`Communicator::barrier`]. Even if `close` returns an error, the communicator is closed, except in
+    /// these cases:
+    /// - `close` was called from within a call of this communicator.
+    /// - `close` did not get its turn within the timeout.
     /// - CUDA graphs still contain device calls of this communicator (`InvalidArgument`: drop the graphs first).
     ///
     /// `Closed` if the communicator was closed before.

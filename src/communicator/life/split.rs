@@ -17,7 +17,7 @@ const MOST_WORDS: usize = 400;
 impl Communicator {
     /// Splits the ranks into new communicators. Ranks that pass the same colour form one communicator, in the order of
     /// their keys. Ranks with equal keys keep the order that they have in this communicator. A rank that passes `None`
-    /// joins no new communicator. Collective: every rank of this communicator calls it.
+    /// joins no new communicator. Collective: every rank of this communicator must make this call.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -33,7 +33,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors of collectives, and of joining a job (see [`Communicator::from_env`]).
+    /// The errors common to all collectives, and the errors of joining a job (see [`Communicator::from_env`]).
     #[doc(alias("ncclCommSplit", "MPI_Comm_split", "split_group"))]
     pub fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Self>> {
         self.making("split", || self.split_by(color, key))
@@ -49,7 +49,7 @@ impl Communicator {
     }
 
     /// Makes a new communicator of the listed ranks, numbered in the order of the list. Collective: every rank of this
-    /// communicator calls it with the same list; ranks that are not listed get `None`.
+    /// communicator must make this call with the same list. Ranks that are not listed get `None`.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -78,12 +78,12 @@ impl Communicator {
     }
 
     /// Makes a new communicator for each list of ranks, numbered in the order of the list. Returns `Some` for each list
-    /// that contains this rank, and `None` for the others. Collective: every rank of this communicator calls it with
-    /// the same lists.
+    /// that contains this rank, and `None` for the others. Collective: every rank of this communicator must make this
+    /// call with the same lists.
     ///
-    /// Communicators of lists that have no rank in common are made together, at the cost of one [`split`](Self::split).
-    /// A rank may be in several lists. Such lists need several rounds: each list is handled in the first round in which
-    /// no earlier list contains one of its ranks.
+    /// If lists have no rank in common, their communicators are made together, at the cost of one
+    /// [`split`](Self::split). A rank may be in several lists. Lists that have a rank in common need several rounds.
+    /// Each list is handled in the first round in which no earlier list contains one of its ranks.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -98,8 +98,9 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors of [`subgroup`](Self::subgroup). If one list fails, its ranks get the error, and get no communicators
-    /// of other lists either. Ranks that are not in that list still get their communicators.
+    /// The errors of [`subgroup`](Self::subgroup). If the communicator of one list cannot be made, the ranks in that
+    /// list get the error, and get no communicators of other lists either. Ranks that are not in that list still get
+    /// their communicators.
     #[doc(alias = "new_subgroups_by_enumeration")]
     pub fn subgroups<L: AsRef<[usize]>>(&self, lists: &[L]) -> Result<Vec<Option<Self>>> {
         let lists: Vec<&[usize]> = lists.iter().map(AsRef::as_ref).collect();
@@ -121,8 +122,8 @@ impl Communicator {
         })
     }
 
-    /// Splits the ranks into communicators of `size` neighbouring ranks each, and returns the one that this rank is in.
-    /// Collective: every rank of this communicator calls it with the same size.
+    /// Splits the ranks into communicators of `size` neighbouring ranks each, and returns the communicator that
+    /// contains this rank. Collective: every rank of this communicator must make this call with the same size.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -225,8 +226,9 @@ impl Communicator {
         Start { rank, world_size: members.len(), config, listen: shared.listen, origin }
     }
 
-    /// Makes a communicator of the same ranks with an independent order of calls. Collective: every rank of this
-    /// communicator calls it. [`lane`](Self::lane) is not a collective.
+    /// Makes another communicator of the same ranks. The order of its calls is independent of the order of this
+    /// communicator's calls. Collective: every rank of this communicator must make this call. [`lane`](Self::lane)
+    /// makes such a communicator too, but it is not a collective.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -251,7 +253,7 @@ impl Communicator {
     /// Connects `members`, which include this rank.
     fn member_of(&self, members: &[usize]) -> Result<Self> {
         let comm = self.connect_members(members)?;
-        comm.ok_or_else(|| Error::Conflict { reason: format!("rank {} is not in its own communicator", self.rank()) })
+        comm.ok_or_else(|| Error::Conflict { reason: format!("rank {} is not a member of the communicator that it makes", self.rank()) })
     }
 }
 

@@ -160,8 +160,8 @@ pub(in crate::communicator) struct Guards<'s> {
 pub(in crate::communicator) enum Hold<'a> {
     /// The caller, who lent the buffers.
     Borrowed,
-    /// Only the call's work, which owns the buffers. The work exists as soon as a part of the call may be on the
-    /// stream. The flag is set at that time.
+    /// Only the `Work` of the call, which owns the buffers. The flag is set as soon as a part of the call may be on the
+    /// stream. If the flag is set, the call must get a `Work`, even if the call fails.
     Owned(&'a Cell<bool>),
 }
 

@@ -43,7 +43,7 @@ impl<M> Source<M> {
 /// A checked call, for the backend that runs it. It borrows its buffers as long as it lives.
 pub(in crate::communicator) enum Prepared<'a> {
     Host(Job, PhantomData<&'a mut ()>),
-    /// One call on several buffers.
+    /// One call on several buffers in host memory.
     HostMany(Jobs, PhantomData<&'a mut ()>),
     #[cfg(feature = "cuda")]
     Device(DeviceCall<'a>),
@@ -184,7 +184,7 @@ pub(in crate::communicator) fn element<T: Data>(call: &'static str) -> Result<(T
         0 => Err(Error::argument(call, "elements of size 0 cannot be sent")),
         size if size > TypeTag::MAX_BYTES => Err(Error::argument(
             call,
-            format!("elements of {size} B are too large: the limit is {} B; send their parts", TypeTag::MAX_BYTES),
+            format!("elements of {size} B are too large: the limit is {} B; use smaller elements", TypeTag::MAX_BYTES),
         )),
         size => Ok((TypeTag::of::<T>(), size)),
     }

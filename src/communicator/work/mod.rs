@@ -25,14 +25,14 @@ use crate::host::health::forked;
 /// The handle of a background call, with the buffer that the call works on.
 ///
 /// [`Work::wait`] gives the buffer back. If the call failed, `wait` returns the error instead, and the buffer is freed.
-/// If you drop the handle, the call goes on, and the buffer is freed when it has ended. If you leak the handle, only
-/// the buffer leaks. A device may still use the buffer, even after a failed call. In that case, the buffer is freed
-/// once the device's stream is past the call.
+/// If you drop the handle, the call goes on, and the buffer is freed when the call has ended. If you leak the handle,
+/// only the buffer leaks. After a failed call, a device may still use the buffer. In that case, the buffer is freed
+/// when the device's stream has passed the call.
 ///
 /// You can:
 /// - wait for the call ([`wait`](Self::wait)), or for the first of several ([`wait_any`](Self::wait_any)),
-/// - poll it ([`is_done`](Self::is_done)),
-/// - await it with any executor,
+/// - poll the call ([`is_done`](Self::is_done)),
+/// - await the call with any executor,
 /// - register a callback ([`on_end`](Self::on_end)).
 ///
 /// Waiting, polling, awaiting and callbacks do not need a thread for each call.
@@ -49,7 +49,7 @@ use crate::host::health::forked;
 /// assert_eq!(got, [true, true]);
 /// # Ok::<(), collectives::Error>(())
 /// ```
-#[must_use = "the call's outcome and its buffer come back through `wait`"]
+#[must_use = "`wait` returns the buffer of the call, or the call's error"]
 pub struct Work<B> {
     state: Arc<State>,
     /// Takes the buffer out of its box.
@@ -63,8 +63,8 @@ pub struct Work<B> {
 }
 
 /// Why a thread may not wait for a call.
-const FOR_ITSELF: &str = "the wait would never end: it is called from within a call of the same communicator, and the awaited call is \
-                          queued behind that call; or it is called from a callback on the thread that must complete the awaited call";
+const FOR_ITSELF: &str = "this wait would never end: either it was called inside a call of the same communicator, and the awaited call is \
+                          queued behind that call, or it was called in a callback on the thread that must complete the awaited call";
 
 /// How long a waiter lets another thread move messages on before it tries to do so itself.
 const OTHERS_TURN: Duration = Duration::from_micros(50);
@@ -77,8 +77,8 @@ const NAP: Duration = Duration::from_millis(1);
 
 /// The queue in which background collectives take their turns.
 pub(in crate::communicator) trait Turns: Send + Sync {
-    /// Returns whether this thread would wait forever for a call in this queue. A thread would wait forever if it has a
-    /// turn, or if it runs the background calls.
+    /// Returns whether this thread would wait forever for a call in this queue. A thread would wait forever if it
+    /// already has a turn in this queue, or if it runs the background calls.
     fn would_wait_for_itself(&self) -> bool;
 }
 
@@ -88,7 +88,7 @@ pub(in crate::communicator) trait Drive: Send + Sync {
     /// is already moving the calls.
     fn drive(&self, limit: Duration) -> bool;
 
-    /// Returns whether the call has ended. Does not wait, and checks only if no other thread is checking.
+    /// Returns whether the call has ended. Does not wait. If another thread is already checking, does not check.
     fn poll(&self) -> bool {
         false
     }
@@ -96,7 +96,8 @@ pub(in crate::communicator) trait Drive: Send + Sync {
     /// Makes sure that the end of the call is noticed while no thread waits for it.
     fn attend(self: Arc<Self>) {}
 
-    /// Returns whether this thread is the one that notices the end of calls: if it slept, it would never be woken.
+    /// Returns whether this thread is the thread that notices the end of calls. That thread must not sleep, because no
+    /// other thread would wake it.
     fn is_noticed_here(&self) -> bool {
         false
     }
@@ -138,8 +139,8 @@ impl<B: Send + 'static> Work<B> {
         self
     }
 
-    /// Returns whether this thread would wait for itself, because it is inside a call of the communicator, and this
-    /// work is queued behind that call.
+    /// Returns whether this thread would wait for itself, because the thread is inside a call of the communicator, and
+    /// this work is queued behind that call.
     fn would_wait_for_itself(&self) -> bool {
         self.turns.as_ref().and_then(Weak::upgrade).is_some_and(|turns| turns.would_wait_for_itself())
     }
@@ -177,12 +178,13 @@ impl<B: Send + 'static> Work<B> {
         }
     }
 
-    /// Calls `callback` once, when the call has ended, successfully or not. The callback runs on the thread that ends
-    /// the call, or at once on this thread if the call has ended already.
+    /// Calls `callback` once when the call has ended, even if the call failed. The callback runs on the thread that
+    /// ends the call. If the call has ended already, the callback runs immediately, on this thread.
     ///
-    /// The callback should be short. It must not wait for this communicator. It must not wait for another communicator
-    /// either, if callbacks of that communicator wait for this one. A panic in the callback is caught. A thread that
-    /// waits for the call may return before the callback has run. In a forked child the callback never runs.
+    /// The callback should be short. The callback must not wait for a call of this communicator. If callbacks of
+    /// another communicator wait for this communicator, the callback must not wait for that other communicator either.
+    /// A panic in the callback is caught. A thread that waits for the call may return before the callback has run. In a
+    /// forked child the callback never runs.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -212,11 +214,11 @@ impl<B: Send + 'static> Work<B> {
     }
 
     /// Waits until one of `works` ends, and returns its index (the lowest, if several have ended). Returns `None` if
-    /// `limit` passes first, or if `works` is empty.
+    /// `limit` passes before one of them ends, or if `works` is empty.
     ///
-    /// If no work has ended, also returns `None` at once in two places:
-    /// - inside a call, if one of `works` is queued behind that call,
-    /// - in a callback on the thread that ends one of `works`.
+    /// If no work has ended, also returns `None`, without waiting, in two cases:
+    /// - the caller is inside a call, and one of `works` is queued behind that call,
+    /// - the caller is a callback on the thread that ends one of `works`.
     ///
     /// To list works of different types, call [`erased`](Self::erased) on each.
     ///
@@ -263,8 +265,8 @@ impl<B: Send + 'static> Work<B> {
         }
     }
 
-    /// Returns whether the call has ended, successfully or not. Never blocks. In a forked child, always returns `true`;
-    /// [`wait`](Self::wait) then returns an error that says why the call cannot end.
+    /// Returns whether the call has ended, even if the call failed. Never blocks. In a forked child, always returns
+    /// `true`, and [`wait`](Self::wait) returns an error that says why the call cannot end.
     #[must_use]
     pub fn is_done(&self) -> bool {
         if self.process.is_foreign() {
@@ -280,9 +282,11 @@ impl<B: Send + 'static> Work<B> {
     ///
     /// # Errors
     ///
-    /// The errors of the call itself. The communicator's timeout bounds the call and the calls before it, so the
-    /// timeout also bounds this wait. `InvalidArgument` inside a call of the same communicator, such as in a custom op:
-    /// the call would wait for itself. `Unsupported` in a forked child.
+    /// - The errors of the call itself. The communicator's timeout limits the call and the calls before it, so the
+    ///   timeout also limits this wait.
+    /// - `InvalidArgument` inside a call of the same communicator, such as in a custom op, because the thread would
+    ///   wait for itself.
+    /// - `Unsupported` in a forked child.
     pub fn wait(mut self) -> Result<B> {
         loop {
             if let Some(buffer) = self.wait_timeout(Duration::MAX)? {
@@ -291,13 +295,13 @@ impl<B: Send + 'static> Work<B> {
         }
     }
 
-    /// Waits until the call ends, for at most `limit`. Returns the buffer. If the call has not ended by then, returns
-    /// `None`, and the call goes on.
+    /// Waits until the call ends, for at most `limit`. Returns the buffer. If the call does not end within `limit`,
+    /// returns `None`, and the call goes on.
     ///
     /// # Errors
     ///
-    /// The errors of the call itself; `Unsupported` in a forked child, and `InvalidArgument` once the buffer has been
-    /// given back.
+    /// - The errors of [`wait`](Self::wait).
+    /// - `InvalidArgument` if the buffer was already given back.
     pub fn wait_timeout(&mut self, limit: Duration) -> Result<Option<B>> {
         if self.process.is_foreign() {
             // The lock is not touched either: if the lock was held when this process was forked, it stays held forever.
@@ -383,7 +387,7 @@ impl<B: Send + 'static> IntoFuture for Work<B> {
 
 /// The future of a background call's end; see [`Work`]. Dropping the future has the same effect as dropping the
 /// [`Work`]: the call goes on.
-#[must_use = "the call's outcome and its buffer come back by awaiting it"]
+#[must_use = "await this future to get the buffer of the call, or the call's error"]
 pub struct WorkFuture<B>(Option<Work<B>>);
 
 impl<B: Send + 'static> Future for WorkFuture<B> {

@@ -34,7 +34,7 @@ impl<B> Drop for PinnedBuffer<B> {
 
 /// A pinned buffer whose type is erased.
 pub(in crate::communicator) trait ErasedBuffer: Send {
-    /// Returns the value as a box again, once nothing points into it any more.
+    /// Returns the value as a box again. Call this only when nothing points into the value any more.
     fn release(self: Box<Self>) -> Box<dyn Any + Send>;
 }
 

@@ -56,7 +56,7 @@ fn numbers(doing: &str, setup: &Setup<'_>) -> Result<(c_int, c_int)> {
         Some(numbers) if setup.rank < setup.world_size && !setup.ids.is_empty() && setup.ids.len() <= setup.world_size => Ok(numbers),
         _ => {
             let expected = format!(
-                "the rank must be below the world size, with at least one id and at most one per rank; there are {} ids",
+                "the rank must be below the world size, and there must be at least one id and at most one id per rank; there are {} ids",
                 setup.ids.len()
             );
             Err(Error::config(doing, expected))

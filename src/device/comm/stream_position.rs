@@ -70,7 +70,10 @@ impl NcclComm {
         // The event comes after the calls that were counted.
         let event = Event::new(stream.context()).and_then(|event| event.record(stream).map(|()| event));
         if let Err(error) = &event {
-            crate::base::event::warn!(?error, "the driver could not record an event in a stream: waiting for the whole stream");
+            crate::base::event::warn!(
+                ?error,
+                "the driver could not record an event in a stream, so this thread waits for the whole stream"
+            );
         }
         StreamPosition { event: event.ok(), stream: Arc::clone(stream), calls, noted }
     }

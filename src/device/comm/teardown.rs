@@ -386,7 +386,8 @@ impl Inner {
         if thread::Builder::new().name("collectives-nccl".to_owned()).spawn(wait).is_err() {
             crate::base::event::error!(
                 rank = self.rank,
-                "a communicator was dropped before its captured graphs, and no thread could be started to close it after them: it is leaked"
+                "a communicator was dropped before its captured graphs, and no thread could be started to close it after the graphs: the \
+                 communicator is leaked"
             );
         }
     }

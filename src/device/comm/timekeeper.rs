@@ -71,7 +71,8 @@ impl Inner {
         if self.watched.is_stalled(wait.since, wait.limit, waited) {
             let (seconds, limit) = (waited.as_secs_f64(), wait.limit.as_secs_f64());
             let stalled = format!(
-                "the device has not completed what was queued {seconds:.1} s ago (this call, or earlier ones); giving up after {limit:.1} s"
+                "the device has not completed the work that was queued {seconds:.1} s ago (this call or earlier calls); giving up after \
+                 {limit:.1} s"
             );
             let (rank, call) = (self.rank, doing());
             let line = self.watched.is_long(waited).then(|| format!("rank {rank}: {call}: {stalled}"));

@@ -147,9 +147,9 @@ impl<'a> Token<'a> {
 /// The tokens that may come next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
-    /// A value, or something before one.
+    /// A value, or a token that may precede a value.
     Operand,
-    /// An operator between two values, or the end.
+    /// An operator between two values, or the end of the expression.
     Operator,
     /// The parenthesis before a function's arguments.
     Arguments,

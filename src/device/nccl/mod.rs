@@ -269,7 +269,7 @@ fn check_config(config: &NcclConfig) -> Result<(), Error> {
             return Err(Error::config(format!("NcclConfig::min_ctas {least}"), reason));
         }
         (Some(least), Some(most)) if least > most => {
-            return Err(Error::config(format!("NcclConfig::min_ctas {least}"), format!("it is more than max_ctas, {most}")));
+            return Err(Error::config(format!("NcclConfig::min_ctas {least}"), format!("it is larger than max_ctas, which is {most}")));
         }
         _ => {}
     }
@@ -465,7 +465,7 @@ mod tests {
         let config = NcclConfig::default;
         for (config, words) in [
             (config().min_ctas(4), "also set max_ctas"),
-            (config().min_ctas(4).max_ctas(3), "more than max_ctas, 3"),
+            (config().min_ctas(4).max_ctas(3), "larger than max_ctas, which is 3"),
             (config().split_share(true), "split_share true"),
             (config().shrink_share(true), "shrink_share true"),
         ] {

@@ -103,7 +103,7 @@ impl FoldOp {
 pub(crate) enum DeviceAlgorithm {
     /// NCCL reduces elements of this type.
     Nccl(NcclOp, DType),
-    /// NCCL sums, then each element is divided by the number of ranks.
+    /// NCCL sums the elements. Each sum is then divided by the number of ranks.
     SumThenDivide(DType),
     /// Every rank receives all inputs of its share, and folds them. If there is a scalar, elements are multiplied by it
     /// first.

@@ -173,7 +173,8 @@ pub(crate) fn messages(messages: &[Message], me: usize) -> Result<(Vec<Transfer>
     let like = |message: &&Message| (message.bytes, message.element);
     if !sent.iter().map(like).eq(received.iter().map(like)) {
         let reason = format!(
-            "in one group, rank {me} sends {} messages to itself and receives {}: their numbers, lengths and types must be equal",
+            "in one group, rank {me} sends itself {} messages and receives {} messages from itself: the numbers, lengths and types \
+             must be equal",
             sent.len(),
             received.len()
         );

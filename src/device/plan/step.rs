@@ -23,7 +23,7 @@ pub(crate) enum Transfer {
         op: NcclOp,
         root: usize,
     },
-    /// `count` elements to each rank.
+    /// Each rank gets `count` elements.
     ReduceScatter {
         source: u64,
         destination: u64,
@@ -38,26 +38,26 @@ pub(crate) enum Transfer {
         bytes: usize,
         root: usize,
     },
-    /// `bytes` from each rank.
+    /// Each rank contributes `bytes` bytes.
     AllGather {
         source: u64,
         destination: u64,
         bytes: usize,
     },
-    /// `bytes` from each rank to each rank.
+    /// Each rank sends `bytes` bytes to each rank.
     AllToAll {
         source: u64,
         destination: u64,
         bytes: usize,
     },
-    /// `bytes` from each rank.
+    /// Each rank contributes `bytes` bytes.
     Gather {
         source: u64,
         destination: u64,
         bytes: usize,
         root: usize,
     },
-    /// `bytes` to each rank.
+    /// Each rank gets `bytes` bytes.
     Scatter {
         source: u64,
         destination: u64,
@@ -90,7 +90,7 @@ pub(crate) enum StreamRole {
 pub(crate) enum StepEvent {
     /// The inputs of a slab have arrived. The side stream waits.
     Arrived,
-    /// The slab in this half of the scratch memory is folded. The call's stream waits.
+    /// The slab in this half of the scratch memory has been folded. The call's stream waits.
     Folded(usize),
 }
 
@@ -129,7 +129,7 @@ impl FoldArguments {
 pub(crate) enum Folder {
     /// One of this crate's kernels.
     Ours(FoldOp, DType),
-    /// A custom kernel, by its index among the loaded ones.
+    /// A custom kernel, by its index among the loaded custom kernels.
     User(usize),
 }
 

@@ -177,8 +177,8 @@ fn check_reach(facts: &[HostFacts], peers: &[Peer], address_of: impl Fn(usize) -
         let is_elsewhere = |other: &HostFacts| !other.loopback.is_empty() && other.loopback != own.loopback;
         if let Some(other) = facts.iter().position(is_elsewhere) {
             let reason = format!(
-                "{} cannot reach it from its host; set COLLECTIVES_LISTEN_ADDRESS (or Config::listen_address) to an address that the \
-                 other hosts can reach, or use a store address on the network instead of loopback",
+                "{} cannot reach this address from its own host; set COLLECTIVES_LISTEN_ADDRESS (or Config::listen_address) to an address \
+                 that the other hosts can reach, or use a store address on the network instead of loopback",
                 peers[other]
             );
             return Err(Error::config(format!("the listen address {} of {}", address.ip(), peers[rank]), reason));
@@ -477,7 +477,7 @@ mod tests {
         check(&[&here, &here, &there], [Some("10.0.0.1"); 3]).unwrap();
         check(&[&here, &here, &there], [None; 3]).unwrap();
         let error = check(&[&here, &here, &there], [Some("10.0.0.1"), local, Some("10.0.0.2")]).unwrap_err().to_string();
-        assert!(error.contains("127.0.1.1 of rank 1: rank 2 cannot reach it") && error.contains("COLLECTIVES_LISTEN_ADDRESS"), "{error}");
+        assert!(error.contains("127.0.1.1 of rank 1: rank 2 cannot reach this") && error.contains("COLLECTIVES_LISTEN_ADDRESS"), "{error}");
     }
 
     #[test]

@@ -190,7 +190,7 @@ pub(super) enum Filled {
     Nothing,
     /// Bytes were read, and there may be more.
     Full,
-    /// Bytes were read, and they were all that was available.
+    /// All bytes that were available were read.
     Drained,
 }
 

@@ -28,7 +28,7 @@ const LEAVE: u8 = 4;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Message {
     /// The sender's first message in a call. `call` is the call as bytes, and `total` is the number of payload bytes
-    /// that the sender will send on this link in the call. `payload` is the number in this message.
+    /// that the sender will send on this link in the call. `payload` is the number of payload bytes in this message.
     First { call: [u8; Call::FINGERPRINT_BYTES], total: u64, payload: usize },
     /// A later message of the call.
     Next { payload: usize },

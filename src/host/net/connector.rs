@@ -46,13 +46,13 @@ pub(crate) struct Connector {
 /// The progress of an attempt.
 #[derive(Debug)]
 enum Stage {
-    /// No attempt is in progress; the next begins at this time.
+    /// No attempt is in progress. The next attempt begins at this time.
     Pausing(Instant),
     /// The kernel is connecting.
     Connecting(Socket),
     /// The two ends prove to each other that they know the secret.
     Proving(TcpStream, Initiator),
-    /// The hello has been sent; these bytes of the answer have arrived.
+    /// The hello has been sent. Of the answer, these bytes have arrived.
     Greeting(Link, Vec<u8>),
 }
 
@@ -73,7 +73,7 @@ pub(crate) enum ConnectError {
     /// A listener refuses the link.
     #[error("{address} refused a link to rank {rank}: {refusal}")]
     Refused { rank: u32, address: SocketAddr, refusal: Refusal },
-    /// The listener has no secret or a different one, or this rank's proof did not convince it.
+    /// The listener has no secret, has a different secret, or has refused this rank's proof.
     #[error("{address}, where rank {rank} listened: no proof of the job's secret: {why}")]
     Unauthenticated { rank: u32, address: SocketAddr, why: AuthenticationError },
     /// The listener is not a rank of any job.

@@ -253,7 +253,7 @@ impl Answer {
         let Some(head) = bytes.first_chunk::<{ Self::HEAD_BYTES }>() else { return Ok(None) };
         let (version, code, len) = (head[8], head[9], usize::from(head[10]));
         if len > REFUSAL_TEXT_BYTES {
-            return Err(format!("the answer's text has {len} bytes, the limit is {REFUSAL_TEXT_BYTES}"));
+            return Err(format!("the answer's text has {len} bytes, but the limit is {REFUSAL_TEXT_BYTES}"));
         }
         let Some(text) = bytes.get(Self::HEAD_BYTES..Self::HEAD_BYTES + len) else { return Ok(None) };
         // The refusal of another version is readable text, but its welcome may mean something else.

@@ -268,7 +268,7 @@ enum Verdict {
     Gone,
     /// The bytes that the peer sent are not a hello.
     Junk(String),
-    /// The peer has not proven that it knows the secret, or it offers a proof when none is required.
+    /// The peer has not proven that it knows the secret, or it offers a proof although this rank has no secret.
     Unauthenticated(AuthenticationError),
     /// The peer sent a hello and is refused.
     Refused(Refusal),

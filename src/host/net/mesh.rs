@@ -271,7 +271,7 @@ fn read_addresses(blobs: &[Vec<u8>], world_size: usize, deadline: &Deadline) -> 
 /// The address of a rank, as it is exchanged at start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Address {
-    /// The rank does not listen: no rank opens a link to it.
+    /// The rank does not listen, because no rank opens a link to it.
     None,
     /// The rank listens here.
     At(SocketAddr),

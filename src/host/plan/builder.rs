@@ -10,8 +10,8 @@ pub(crate) enum Blocks<'a> {
     Equal(usize),
     /// The block of rank r has the length at index r.
     Each(&'a [usize]),
-    /// This rank's block has this length. The other blocks' lengths are unknown here: this rank is not the root of the
-    /// gather or scatter.
+    /// This rank's block has this length. The other blocks' lengths are unknown, because this rank is not the root of
+    /// the gather or scatter.
     Own { rank: usize, len: usize },
 }
 

@@ -33,7 +33,7 @@ pub(crate) enum Order {
     Any,
     /// Operands in rank order, in any grouping, because the op is not commutative.
     Ranks,
-    /// All operands at once, in rank order: the same bits with every transport (`Config::reproducible`).
+    /// All operands in one pass, in rank order, so that every transport gives the same bits (`Config::reproducible`).
     Exact,
 }
 

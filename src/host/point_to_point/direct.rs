@@ -23,7 +23,7 @@ use super::{Connector, Envelope, Messages, Ticket};
 pub(crate) enum Attempt {
     /// The message is complete.
     Done(Envelope),
-    /// A part of the message has moved; a request moves the rest.
+    /// A part of the message has moved. A request moves the rest.
     Begun(Ticket),
     /// Nothing was done: the message must be posted.
     Wait,

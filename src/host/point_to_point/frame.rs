@@ -26,28 +26,28 @@ pub(super) const IN_HEAD_BYTES: usize = Head::BYTES - HEADER_BYTES;
 /// One frame. `message` is the sender's number for a long message, `reply` is the receiver's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Frame {
-    /// A short message; its bytes follow.
+    /// A short message. The message's bytes follow this frame.
     Eager { tag: u64, element: TypeTag, bytes: usize },
-    /// A long message waits for a receive.
+    /// The sender has a long message, which waits for a receive.
     RequestToSend { message: u32, tag: u64, element: TypeTag, bytes: usize },
-    /// The long message has been matched with its receive: send it.
+    /// The long message has been matched with its receive, and the sender may send it.
     ClearToSend { message: u32, reply: u32 },
     /// The long message was matched with a receive that cannot take it. The receive has this element type and capacity.
-    /// This is also the answer to `Withdraw` if the message has not been matched, so that every request to send has
-    /// exactly one answer.
+    /// If the message has not been matched, this frame is also the answer to `Withdraw`, so that every request to send
+    /// has exactly one answer.
     Refuse { message: u32, element: TypeTag, capacity: u64 },
-    /// The next piece of a long message; its bytes follow.
+    /// The next piece of a long message. The piece's bytes follow this frame.
     Data { reply: u32, bytes: usize },
     /// The sender has given up a message that it had announced, after this many milliseconds.
     Withdraw { message: u32, after: u64 },
     /// The communicator has ended, for this reason.
     AbortReason(AbortReason),
-    /// Messages that were sent on this link, with this total cost, have been received; further messages of the same
-    /// cost may be sent.
+    /// Messages of this total cost, which were sent on this link, have been received. So the sender may send further
+    /// messages of the same total cost.
     Credit { cost: u64 },
     /// A placeholder for a message that was given up before its turn, after this many milliseconds.
     GaveUp { tag: u64, after: u64 },
-    /// The receiver has given up a long message that it had cleared, and drops its remaining bytes.
+    /// The receiver has given up a long message that it had cleared, and drops the message's remaining bytes.
     Abandon { message: u32, reply: u32 },
     /// No more frames follow on this link. `opened` is the number of links that the leaving rank has opened to this
     /// peer. Each of these links will carry its own `Leave`.

@@ -52,8 +52,8 @@ enum Arrival {
     Own { request: u32 },
     /// A long message that may still be arriving. Its receive gave up.
     Kept { long: u32 },
-    /// The note of a sender that gave up its message. It costs as much as an announced message, unless the message had
-    /// been matched.
+    /// The note of a sender that gave up its message. The note costs as much as an announced message, unless the
+    /// message had been matched.
     GivenUp { after: Duration, is_charged: bool },
 }
 
@@ -117,7 +117,11 @@ impl MatchingState {
         account.link = Some(link);
         account.waiting += cost(bytes);
         let used = account.waiting + account.owed;
-        if used > self.limit { Err(format!("more messages at once than agreed: {used} B, the limit is {} B", self.limit)) } else { Ok(()) }
+        if used > self.limit {
+            Err(format!("messages that no receive has taken cost {used} B, but the limit is {} B", self.limit))
+        } else {
+            Ok(())
+        }
     }
 
     /// Releases the cost of a message that a receive has taken, or that was given up.

@@ -48,9 +48,9 @@ impl<C: Connector> Drop for Posting<'_, C> {
 
 /// What a sleep has shown about the links.
 enum Awakening {
-    /// These links have something, and no others.
+    /// These links have something to read or to write, and no other link has.
     Links(Vec<usize>),
-    /// No peer has opened a link. Any of the known links may have something.
+    /// No peer has opened a link. Any of the known links may have something to read or to write.
     NoNewLink,
     /// Nothing.
     Unknown,

@@ -19,7 +19,7 @@ use super::requests::{SendPhase, Sending};
 /// An entry in the queue of messages, which keeps its order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Posting {
-    /// The message of this send, or its announcement.
+    /// The message of this send, or the announcement of that message.
     Message(u32),
     /// A frame that must not overtake the messages before it.
     Frame(Frame),
@@ -136,7 +136,7 @@ impl Outgoing {
     /// Adds credit for messages that the peer has received.
     pub(super) fn add_credit(&mut self, cost: u64, limit: usize) -> Result<(), String> {
         let credit = usize::try_from(cost).ok().and_then(|cost| self.credit.checked_add(cost)).filter(|credit| *credit <= limit);
-        self.credit = credit.ok_or_else(|| format!("an acknowledgement of {cost} B of messages, more than were sent"))?;
+        self.credit = credit.ok_or_else(|| format!("an acknowledgement of {cost} B of messages, which is more than was sent"))?;
         Ok(())
     }
 

@@ -155,7 +155,8 @@ pub(super) enum SendPhase {
     Queued,
     /// The send was announced on this link.
     Announced { link: usize },
-    /// The peer has cleared the send, and calls it `reply`. `sent` bytes have been handed to the link.
+    /// The peer has cleared the send. `reply` is the peer's number for this message. `sent` bytes have been passed to
+    /// the link.
     Cleared { link: usize, reply: u32, sent: usize },
 }
 
@@ -184,7 +185,7 @@ pub(super) enum ReceivePhase {
 pub(super) enum Request {
     Send(Sending),
     Receive(Receiving),
-    /// The request has ended. The message is included if the receive had its own memory.
+    /// The request has ended. If the request was a receive with its own memory, the bytes are the message.
     Done(Outcome, Vec<u8>),
 }
 

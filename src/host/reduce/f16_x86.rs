@@ -18,12 +18,12 @@ use super::operation::Operation;
 trait Convert<const STEP: usize> {
     /// # Safety
     ///
-    /// `from` points to `STEP` elements, of any alignment. The processor has the instructions.
+    /// `from` must point to `STEP` elements, of any alignment. The processor must have the instructions.
     unsafe fn widen(from: *const u16) -> [f32; STEP];
 
     /// # Safety
     ///
-    /// `into` points to room for `STEP` elements, of any alignment. The processor has the instructions.
+    /// `into` must point to room for `STEP` elements, of any alignment. The processor must have the instructions.
     unsafe fn narrow(from: &[f32; STEP], into: *mut u16);
 }
 
@@ -83,11 +83,11 @@ pub(super) unsafe fn fold_avx512<O: Operation<f32>>(into: *mut u8, inputs: Input
     unsafe { fold::<Avx512, O, 64, 16>(into.cast(), inputs, divisor) }
 }
 
-/// Folds with the conversions of `C`. Inlined into [`fold_avx2`] and [`fold_avx512`].
+/// Folds with the conversions of `C`. The compiler inlines this function into [`fold_avx2`] and [`fold_avx512`].
 ///
 /// # Safety
 ///
-/// As for [`super::block::fold`], on a processor that has the instructions of `C`.
+/// As for [`super::block::fold`]. The processor must have the instructions of `C`.
 #[inline(always)]
 unsafe fn fold<C: Convert<STEP> + Convert<LANES>, O: Operation<f32>, const STEP: usize, const LANES: usize>(
     into: *mut u16,
@@ -120,7 +120,7 @@ unsafe fn fold<C: Convert<STEP> + Convert<LANES>, O: Operation<f32>, const STEP:
 ///
 /// # Safety
 ///
-/// `at` returns the address of each input's element, and there is room for one element at `into`.
+/// `at` must return the address of each input's element. There must be room for one element at `into`.
 #[inline(always)]
 unsafe fn fold_single<O: Operation<f32>>(
     into: *mut u16,
@@ -140,8 +140,8 @@ unsafe fn fold_single<O: Operation<f32>>(
 ///
 /// # Safety
 ///
-/// `at` returns the address of `STEP` elements, and there is room for them at `into`; the processor has the
-/// instructions.
+/// `at` must return the address of `STEP` elements of each input. There must be room for `STEP` elements at `into`. The
+/// processor must have the instructions of `C`.
 #[inline(always)]
 unsafe fn fold_step<C: Convert<STEP>, O: Operation<f32>, const STEP: usize>(
     into: *mut u16,

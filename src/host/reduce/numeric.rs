@@ -21,8 +21,8 @@ pub(super) trait Numeric: 'static {
     fn widen(stored: Self::Stored) -> Self::Wide;
 
     /// Returns the element nearest to a value, ties to even. A NaN becomes the type's positive quiet NaN, so that every
-    /// rank ends with the same bits. Otherwise the order in which the compiler places the operands of an addition would
-    /// decide which of two NaNs remains.
+    /// rank ends with the same bits. Without this rule, the result of an addition of two NaNs would depend on the order
+    /// in which the compiler places the operands.
     fn narrow(wide: Self::Wide) -> Self::Stored;
 }
 

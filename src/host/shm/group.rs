@@ -46,7 +46,7 @@ pub(super) enum GroupState {
     /// The deadline of a barrier passed while other ranks were missing. Those ranks will still arrive at this step. So
     /// this rank waits for the step again when the barrier is retried, or before the next call.
     Unfinished(Fingerprint),
-    /// The ranks are no longer at the same step; every call ends at once.
+    /// The ranks are no longer at the same step, so every further call fails immediately.
     Ended(AbortReason),
 }
 

@@ -72,9 +72,9 @@ pub(super) fn check(file: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
     // Files that cannot be sealed do not support the query.
     let seals = rustix::fs::fcntl_get_seals(file).unwrap_or(SealFlags::empty());
     let message = if u64::try_from(found) != Ok(bytes as u64) {
-        format!("its file has {found} bytes, {bytes} were expected")
+        format!("its file has {found} bytes, but {bytes} were expected")
     } else if !seals.contains(SEALS) {
-        format!("its file is not sealed against shrinking, growing and unsealing, only against {seals:?}")
+        format!("its file must be sealed against shrinking, growing and unsealing, but has only these seals: {seals:?}")
     } else {
         return Ok(());
     };
@@ -331,11 +331,11 @@ pub(super) mod tests {
         rustix::fs::ftruncate(&unsealed, layout.bytes as u64).unwrap();
         for seals in [SealFlags::empty(), SealFlags::SHRINK, SealFlags::GROW] {
             rustix::fs::fcntl_add_seals(&unsealed, seals).unwrap();
-            assert!(refused(unsealed.try_clone().unwrap(), layout).contains("not sealed"));
+            assert!(refused(unsealed.try_clone().unwrap(), layout).contains("must be sealed"));
         }
         let plain = tempfile::tempfile().unwrap();
         plain.set_len(layout.bytes as u64).unwrap();
-        assert!(refused(plain.into(), layout).contains("not sealed"));
+        assert!(refused(plain.into(), layout).contains("must be sealed"));
     }
 
     #[test]

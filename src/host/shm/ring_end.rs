@@ -46,8 +46,8 @@ const PREFETCHED_BYTES: usize = 2048;
 #[derive(Debug)]
 pub(super) enum Peeked {
     Nothing,
-    /// The head of one write, or of the last of several writes; `bytes` is the length of all of them. The header shows
-    /// which case applies.
+    /// The head of the only write, or of the last of several writes. `bytes` is the total length of the writes. The
+    /// length in the header shows which case applies.
     Frame(Head),
     /// Something else.
     Other,

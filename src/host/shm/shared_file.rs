@@ -18,7 +18,7 @@ use crate::host::exchange::Exchange;
 pub(crate) enum ShareError {
     /// This rank failed.
     Here(Error),
-    /// Another rank failed, with the reason it gave.
+    /// Another rank failed, and gave this reason.
     There(usize, String),
     /// The exchange between ranks failed.
     Exchange(Error),

@@ -36,7 +36,7 @@ const FINGERPRINT_AT: usize = 8;
 /// The result of a look at all ranks.
 #[derive(Debug, PartialEq, Eq)]
 enum PollResult {
-    /// All ranks have published the step, and agree.
+    /// All ranks have published the step, and all of them made the same call.
     Complete,
     /// Some ranks have not published the step.
     Behind,

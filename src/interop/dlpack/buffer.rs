@@ -11,8 +11,8 @@ use crate::call::buffer::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
 use crate::call::element::AnyElement;
 use crate::error::Result;
 
-/// A tensor as a buffer for any call. Its element type is known at run time, as for [`TypedBytes`](crate::TypedBytes).
-/// [`Tensor::as_buffer`] and similar methods make it.
+/// A tensor as a buffer for any call. The tensor's element type is known only at run time, as for
+/// [`TypedBytes`](crate::TypedBytes). [`Tensor::as_buffer`] and similar methods make such a buffer.
 #[derive(Debug)]
 pub struct TensorBuffer<P> {
     /// The tensor. It can be lent, and if this buffer may be written, it can be lent for writing.
@@ -68,8 +68,8 @@ impl Tensor {
         Ok(TensorBuffer { tensor: self })
     }
 
-    /// Turns the tensor into a source for any number of background calls. Calls only read the tensor. It is returned to
-    /// its library when the last call has ended.
+    /// Turns the tensor into a source for any number of background calls. Calls only read the tensor. The tensor is
+    /// returned to its library when the last call has ended.
     ///
     /// # Errors
     ///

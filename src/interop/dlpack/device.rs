@@ -48,7 +48,7 @@ impl Place {
 
 impl Tensor {
     /// Sets the stream that orders the uses of a tensor on a GPU (or in managed memory). Afterwards the tensor can be a
-    /// buffer for calls ([`Tensor::as_buffer`], [`Tensor::as_buffer_mut`] and so on). `context` is
+    /// buffer for calls ([`Tensor::as_buffer`], [`Tensor::as_buffer_mut`] and so on). `context` must be
     /// [`Device::context`](crate::Device::context) of the communicator. Does nothing for a tensor in host memory, so
     /// that the same code works for both locations.
     ///
@@ -68,9 +68,9 @@ impl Tensor {
     ///
     /// # Safety
     ///
-    /// The conditions of [`Tensor::on_device`] hold as long as the tensor lives, and the stream is destroyed after the
-    /// tensor. If the stream is the per-thread default stream, the tensor stays on the thread that the stream belongs
-    /// to.
+    /// The conditions of [`Tensor::on_device`] must hold as long as the tensor lives. The stream must live until the
+    /// tensor has been dropped. If the stream is the per-thread default stream, the tensor must stay on the thread that
+    /// the stream belongs to.
     pub unsafe fn order_by<S: AsStream + ?Sized>(&mut self, context: &Arc<CudaContext>, stream: &S) -> Result<()> {
         if self.layout.is_on_host() {
             return Ok(());
@@ -99,11 +99,11 @@ impl Tensor {
     ///
     /// # Safety
     ///
-    /// - The tensor's library has ordered its own work on the tensor before all work that is queued on `stream` from
-    ///   now on (in Python: `__dlpack__(stream=…)`).
-    /// - If the library uses the memory later, after the deleter or after calls, its work comes after all work that was
-    ///   queued on `stream` by then. To ensure this, pass the stream that the library itself works on.
-    /// - The memory is initialised. Truth values are 0 or 1.
+    /// - The tensor's library must have ordered its own work on the tensor before all work that is queued on `stream`
+    ///   from now on. In Python, `__dlpack__(stream=…)` does so.
+    /// - If the library uses the memory again, after a call or after the deleter, that use must come after all work
+    ///   that was queued on `stream` until then. To ensure this, pass the stream that the library itself works on.
+    /// - The memory must be initialised. Truth values must be 0 or 1.
     pub unsafe fn on_device<'a, T: Element, S: AsStream + ?Sized>(&'a self, stream: &'a S) -> Result<DeviceTensor<'a, T>> {
         let at = Place::of::<T>(self, stream)?;
         Ok(DeviceTensor { tensor: self, at, elements: PhantomData })
@@ -117,7 +117,7 @@ impl Tensor {
     ///
     /// # Safety
     ///
-    /// The conditions of [`Tensor::on_device`] hold.
+    /// The conditions of [`Tensor::on_device`] must hold.
     pub unsafe fn on_device_mut<'a, T: Element, S: AsStream + ?Sized>(&'a mut self, stream: &'a S) -> Result<DeviceTensorMut<'a, T>> {
         self.writable()?;
         let at = Place::of::<T>(self, stream)?;

@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 ///
 /// # Errors
 ///
-/// `InvalidArgument` if the shape does not have as many elements as the buffer, or the buffer is on a device.
+/// `InvalidArgument` if the shape does not have as many elements as the buffer, or if the buffer is on a device.
 pub fn export<B>(buffer: B, shape: &[usize]) -> Result<*mut DLManagedTensorVersioned>
 where
     B: BufferMut<Element: Element> + Send + 'static,
@@ -26,7 +26,7 @@ where
     on_host(buffer, shape).map(|(tensor, keeper)| hand_over(versioned(tensor), keeper))
 }
 
-/// Exports like [`export`], in the structure from before DLPack 1.0.
+/// Exports like [`export`], but in the structure that was used before DLPack 1.0.
 ///
 /// # Errors
 ///
@@ -39,8 +39,8 @@ where
 }
 
 /// Exports a buffer on a GPU as a tensor of DLPack 1.x, to a consumer that works on `stream`. That stream first waits
-/// for the earlier work on the buffer. After the deleter has been called, the memory is freed, but only after all work
-/// that was queued on `stream` before that call.
+/// for the earlier work on the buffer. The deleter frees the memory in the order of `stream`, after all work that was
+/// queued on `stream` before the deleter was called.
 ///
 /// # Errors
 ///
@@ -56,7 +56,7 @@ where
     on_device(buffer, shape, stream).map(|(tensor, keeper)| hand_over(versioned(tensor), keeper))
 }
 
-/// Exports like [`export_on`], in the structure from before DLPack 1.0.
+/// Exports like [`export_on`], but in the structure that was used before DLPack 1.0.
 ///
 /// # Errors
 ///

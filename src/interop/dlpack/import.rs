@@ -17,8 +17,8 @@ enum Managed {
 
 /// A tensor that another library lends until this value is dropped.
 ///
-/// The tensor has been checked: its element type is one of this crate's, and the elements are contiguous, in row-major
-/// order and aligned.
+/// The tensor has been checked: this crate has its element type, and its elements are aligned, contiguous, and in
+/// row-major order.
 pub struct Tensor {
     managed: Managed,
     /// The `data` pointer from the tensor's library; slices are made from it.
@@ -41,19 +41,26 @@ impl Tensor {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`, with the cause: a different major version, a null pointer, an element type that this crate
-    /// does not have, elements that are not in row-major order, or an unsupported kind of device. The tensor then still
-    /// belongs to the caller: the deleter was not called.
+    /// `InvalidArgument`, with the cause, in each of these cases:
+    ///
+    /// - `managed` is null.
+    /// - The tensor has a different major version of DLPack.
+    /// - The tensor has an element type that this crate does not have.
+    /// - The elements are not in row-major order.
+    /// - The tensor is on an unsupported kind of device.
+    ///
+    /// After an error, the tensor still belongs to the caller: the deleter was not called.
     ///
     /// # Safety
     ///
-    /// `managed` is null or points to a tensor that obeys dlpack.h and that no other code takes. Until the value is
-    /// dropped:
+    /// `managed` must be null, or point to a tensor that obeys dlpack.h and that no other code takes. Until the value
+    /// is dropped:
     ///
-    /// - The tensor's memory stays valid.
-    /// - No other code writes to the memory, or reads data that is written through this value.
-    /// - The tensor's deleter may be called on any thread.
-    /// - Truth values are 0 or 1. (They are checked when a slice is made, and must not change.)
+    /// - The tensor's memory must stay valid.
+    /// - No other code may write to the memory, or read data that is written through this value.
+    /// - The tensor's deleter must allow a call on any thread.
+    /// - Truth values must be 0 or 1. (This crate checks truth values when it makes a slice. Later, they must not
+    ///   change.)
     pub unsafe fn from_versioned(managed: *mut DLManagedTensorVersioned) -> Result<Self> {
         let managed = NonNull::new(managed).ok_or_else(|| refused("the pointer is null"))?;
         if !managed.is_aligned() {
@@ -74,8 +81,8 @@ impl Tensor {
         unsafe { Self::new(Managed::Versioned(managed), &tensor, flags & DLPACK_FLAG_READ_ONLY != 0) }
     }
 
-    /// Takes a tensor from before DLPack 1.0, as in a Python capsule named `dltensor`. Such tensors do not state
-    /// whether they may be written. By convention, they may be written.
+    /// Takes a tensor in the structure that was used before DLPack 1.0, as in a Python capsule named `dltensor`. Such
+    /// tensors do not state whether they may be written. By convention, they may be written.
     ///
     /// # Errors
     ///
@@ -83,7 +90,7 @@ impl Tensor {
     ///
     /// # Safety
     ///
-    /// The conditions of [`Tensor::from_versioned`] hold.
+    /// The conditions of [`Tensor::from_versioned`] must hold.
     pub unsafe fn from_legacy(managed: *mut DLManagedTensor) -> Result<Self> {
         let managed = NonNull::new(managed).ok_or_else(|| refused("the pointer is null"))?;
         if !managed.is_aligned() {

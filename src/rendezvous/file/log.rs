@@ -25,7 +25,7 @@ use crate::rendezvous::tcp::Backoff;
 pub(in crate::rendezvous) enum Access {
     /// Reading, under a shared lock.
     Read,
-    /// Writing, under an exclusive lock. Creates the file if it is absent.
+    /// Writing, under an exclusive lock. If the file is absent, it is created.
     Write,
     /// Writing, under an exclusive lock, only if the file exists.
     Existing,
@@ -103,7 +103,7 @@ impl Log {
         let length = self.length(file, path)?;
         let more = length - self.position;
         if more > TABLE_BYTES as u64 {
-            return Err(malformed(path, format!("{more} bytes to read, the limit is {TABLE_BYTES}")));
+            return Err(malformed(path, format!("{more} bytes to read, but the limit is {TABLE_BYTES}")));
         }
         let mut bytes = Vec::new();
         let read = file.seek(SeekFrom::Start(self.position)).and_then(|_| file.take(more).read_to_end(&mut bytes));

@@ -262,7 +262,7 @@ impl Store for FileStore {
         self.shared.change(|log| {
             let joined = [log.value(&name).unwrap_or_default(), value].concat();
             if joined.len() > VALUE_BYTES {
-                let reason = format!("the value for {key:?} would have {} bytes, the limit is {VALUE_BYTES}", joined.len());
+                let reason = format!("the value for {key:?} would have {} bytes, but the limit is {VALUE_BYTES}", joined.len());
                 return Err(Error::argument("append", reason));
             }
             Ok(((), vec![(name.clone(), joined)]))

@@ -11,25 +11,25 @@ pub(in crate::rendezvous) struct Malformed(pub(in crate::rendezvous) String);
 pub(super) enum Field {
     /// This many bytes.
     Fixed(usize),
-    /// A length of at most [`KEY_BYTES`] and that many bytes.
+    /// A length, which is at most [`KEY_BYTES`], and then that many bytes.
     Key,
-    /// A length of at most [`VALUE_BYTES`] and that many bytes.
+    /// A length, which is at most [`VALUE_BYTES`], and then that many bytes.
     Value,
-    /// A length within the message limit, and that many bytes. A server that has no smaller limits may send such
-    /// values.
+    /// A length, which is within the message limit, and then that many bytes. A server without smaller limits may send
+    /// such values.
     Reply,
 }
 
 /// How often the second group of fields repeats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Repeat {
-    /// A number of times known beforehand.
+    /// As often as this number says, which is known beforehand.
     Times(usize),
-    /// As often as the count before it, at most [`KEYS`] times.
+    /// As often as the count before the group says, at most [`KEYS`] times.
     Counted,
-    /// As often as the count before it, limited only by the message size.
+    /// As often as the count before the group says. Only the message size limits this count.
     Listed,
-    /// Once if the number before it is positive, else never.
+    /// Once if the number before the group is positive, else never.
     IfPositive,
 }
 
@@ -120,7 +120,7 @@ impl Scan {
             Repeat::Counted | Repeat::Times(_) => KEYS,
         };
         if number > limit as u64 {
-            return Err(Malformed(format!("a count of {number}, the limit is {limit}")));
+            return Err(Malformed(format!("a count of {number}, but the limit is {limit}")));
         }
         Ok(number)
     }
@@ -139,7 +139,7 @@ impl Scan {
         };
         let Some(length) = word(bytes, self.offset) else { return Ok(false) };
         if length > limit as u64 {
-            return Err(Malformed(format!("a length of {length} bytes, the limit is {limit}")));
+            return Err(Malformed(format!("a length of {length} bytes, but the limit is {limit}")));
         }
         let end = self.offset + 8 + length as usize;
         if end > MESSAGE_BYTES {

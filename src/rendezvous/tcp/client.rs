@@ -19,7 +19,7 @@ use crate::rendezvous::store::{self, Store};
 /// from version 2.6 on, queues from 2.8 on, and [`list_keys`](Store::list_keys) and [`barrier`](Store::barrier) from
 /// 2.15 on. An older server closes the connection on a call that it does not know.
 ///
-/// Every key gets a slash as prefix on the wire, as in PyTorch.
+/// On the wire, every key gets a slash as its prefix, as in PyTorch.
 ///
 /// One handle is one connection, and a connection carries one request at a time. While a thread waits in
 /// [`get`](Store::get), [`wait`](Store::wait) or a similar call, other threads that use the same handle wait for that
@@ -72,9 +72,10 @@ enum Parked {
 }
 
 impl TcpStore {
-    /// Connects to the server on `host` (a name or an address; IPv6 without brackets), and retries until `timeout` has
-    /// passed. The handle is in an `Arc`, because [`Builder::with_store`](crate::Builder::with_store) and
-    /// [`PrefixStore`](crate::store::PrefixStore) take an `Arc`.
+    /// Connects to the server on `host`, and retries until `timeout` has passed. `host` is a name or an address. An
+    /// IPv6 address has no brackets. The handle is in an `Arc`, because
+    /// [`Builder::with_store`](crate::Builder::with_store) and [`PrefixStore`](crate::store::PrefixStore) take an
+    /// `Arc`.
     ///
     /// The same `timeout` limits later calls that take no timeout, such as [`set`](Store::set).
     ///
@@ -87,7 +88,7 @@ impl TcpStore {
         Self::open(host, port, timeout, None).map(Arc::new)
     }
 
-    /// Connects like [`connect`](Self::connect), and both ends prove to each other that they know `secret`. PyTorch's
+    /// Connects like [`connect`](Self::connect). Both ends then prove to each other that they know `secret`. PyTorch's
     /// servers do not support such a proof.
     ///
     /// # Errors
@@ -178,7 +179,8 @@ impl TcpStore {
     fn exchange(&self, link: &mut Link, doing: &str, message: &[u8], expect: Option<Expect>) -> Result<Option<Reply>> {
         self.alive(link, doing)?;
         if message.len() > MESSAGE_BYTES {
-            let reason = format!("the request for {doing} has {} bytes, the limit is {MESSAGE_BYTES}; send less at a time", message.len());
+            let reason =
+                format!("the request for {doing} has {} bytes, but the limit is {MESSAGE_BYTES}; send less at a time", message.len());
             return Err(Error::argument("store", reason));
         }
         let deadline = self.patience.deadline();

@@ -30,7 +30,7 @@ use crate::error::{Error, Result};
 /// The server disconnects a client that sends invalid data or exceeds a limit. Other clients are not affected. The
 /// limits are 8 KiB per key, 8 MiB per value, 64 MiB per request, and 1 GiB of keys and values in all.
 ///
-/// Each client costs one file descriptor; with thousands of ranks, raise the limit on open files (`ulimit -n`). The
+/// Each client costs one file descriptor. With thousands of ranks, raise the limit on open files (`ulimit -n`). The
 /// cost of a request does not depend on the number of clients.
 ///
 /// When the server is dropped, it keeps serving until its last client has disconnected, so that no client loses an
@@ -75,7 +75,7 @@ impl TcpStoreServer {
         Self::open(address, None)
     }
 
-    /// Starts a server like [`bind`](Self::bind), for clients that prove that they know `secret`
+    /// Starts a server like [`bind`](Self::bind), which serves only clients that prove that they know `secret`
     /// ([`TcpStore::connect_with_secret`](crate::store::TcpStore::connect_with_secret)).
     ///
     /// # Errors
@@ -90,8 +90,8 @@ impl TcpStoreServer {
         Self::start(address, LINGER, secret)
     }
 
-    /// Starts a server like [`bind`](Self::bind) that waits up to `linger` for clients to leave when the server is
-    /// dropped.
+    /// Starts a server like [`bind`](Self::bind). When this server is dropped, it waits up to `linger` for its clients
+    /// to leave.
     ///
     /// # Errors
     ///
@@ -143,7 +143,8 @@ impl TcpStoreServer {
         self.served.load(Ordering::Relaxed)
     }
 
-    /// Returns the address on which the server listens, with the chosen port if 0 was requested.
+    /// Returns the address on which the server listens. If port 0 was requested, the address contains the port that the
+    /// system chose.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.address

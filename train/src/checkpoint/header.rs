@@ -121,7 +121,8 @@ pub(super) fn length(first: [u8; LENGTH_BYTES], file_bytes: u64) -> Result<usize
     let room = file_bytes.saturating_sub(LENGTH_BYTES as u64);
     if length > LONGEST || length > room {
         return Err(format!(
-            "according to its length field, the header has {length} bytes, but only {room} bytes follow, and the limit is {LONGEST}"
+            "according to the length field, the header has {length} bytes, but only {room} bytes follow the field, \
+             and a header may have at most {LONGEST} bytes"
         ));
     }
     // At most the limit above.
@@ -141,12 +142,15 @@ pub(super) fn parse(json: &[u8], data_bytes: u64) -> Result<Header, String> {
     let mut reached = 0;
     for (name, bytes) in order {
         if bytes.start != reached {
-            return Err(format!("tensor {name:?} begins at byte {} of the data, but the bytes before it end at {reached}", bytes.start));
+            return Err(format!(
+                "tensor {name:?} begins at byte {} of the data, but the tensors before it end at byte {reached}",
+                bytes.start
+            ));
         }
         reached = bytes.end;
     }
     if reached != data_bytes {
-        return Err(format!("the tensors have {reached} bytes, but {data_bytes} follow the header"));
+        return Err(format!("the tensors have {reached} bytes, but {data_bytes} bytes follow the header"));
     }
     Ok(Header { metadata: written.metadata.unwrap_or_default(), entries })
 }
@@ -217,12 +221,12 @@ mod tests {
     fn heads_that_contradict_themselves_are_refused() {
         let cases = [
             (r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,7]}}"#, 7, "7 bytes for 2 elements of f32"),
-            (r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#, 9, "have 8 bytes, but 9 follow"),
-            (r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#, 4, "have 8 bytes, but 4 follow"),
+            (r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#, 9, "have 8 bytes, but 9 bytes follow"),
+            (r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#, 4, "have 8 bytes, but 4 bytes follow"),
             (
                 r#"{"a":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}"#,
                 3,
-                "begins at byte 1 of the data, but the bytes before it end at 0",
+                "begins at byte 1 of the data, but the tensors before it end at byte 0",
             ),
             (r#"{"a":{"dtype":"U8","shape":[2],"data_offsets":[3,1]}}"#, 3, "before they begin"),
             (

@@ -5,15 +5,15 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-/// The part of a tensor that a rank has, with elements in row-major order. A buffer for a piece holds only the elements
-/// of this part, and they are contiguous.
+/// The part of a tensor that a rank has, with elements in row-major order. A buffer for a piece contains only the
+/// elements of this part, one after the other.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Piece {
     /// All of it.
     Whole,
-    /// A range of one dimension, with all elements of the other dimensions. In tensor parallelism, this is a range of
-    /// rows or columns.
+    /// A range of one dimension, with all elements of the other dimensions. In tensor parallelism, such a piece is a
+    /// range of rows or columns.
     Along {
         /// The dimension, from 0.
         dimension: usize,
@@ -50,7 +50,8 @@ impl Piece {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the tensor has no such part, or more elements than fit into the address space.
+    /// `InvalidArgument` if the tensor has no such part, or if the tensor has more elements than fit into the address
+    /// space.
     pub fn len(&self, shape: &[usize]) -> collectives::Result<usize> {
         self.extent(shape).map(|extent| extent.len()).map_err(|reason| collectives::Error::argument("Piece::len", reason))
     }
@@ -185,7 +186,8 @@ pub(super) enum Division {
     Overlap(usize, usize),
     /// These two parts are ranges along different dimensions.
     Dimensions(usize, usize),
-    /// No part contains these elements. The string names them and ends with a verb, such as "elements 5..6 … are".
+    /// No part contains these elements. The string names the elements and ends with a verb, such as "elements 5..6 …
+    /// are".
     Gap(String),
 }
 

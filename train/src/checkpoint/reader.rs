@@ -25,9 +25,9 @@ use collectives::{Error, Result};
 
 /// A checkpoint to load from, or other programs' safetensors files.
 ///
-/// Ranks load independently of each other: any number of ranks can load any tensors. The index is read when the
-/// checkpoint is opened. The header of a file is read when a part of the file is first needed. Headers are compared
-/// with the index by SHA-256. The data have no checksum.
+/// Ranks read tensors independently of each other, so any number of ranks can load any tensors. The index is read when
+/// the checkpoint is opened. The header of a file is read when the header or the data are first needed. The SHA-256 of
+/// each header is compared with the SHA-256 in the index. The data have no checksum.
 ///
 /// ```
 /// # let folder = tempfile::tempdir()?;
@@ -59,7 +59,7 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Returns the steps of all checkpoints in a folder, the latest last. Returns no steps if the folder does not
+    /// Returns the steps of all checkpoints in a folder, in ascending order. Returns no steps if the folder does not
     /// exist.
     ///
     /// # Errors
@@ -81,13 +81,13 @@ impl Checkpoint {
         latest.map(|step| Self::open(directory.join(directory::name(step)))).transpose()
     }
 
-    /// Opens on every rank the latest checkpoint that rank 0 sees, so that all ranks load the same one. Returns `None`
-    /// on all ranks if rank 0 sees no checkpoint. Collective.
+    /// Opens the same checkpoint on every rank: the latest checkpoint that rank 0 sees. Returns `None` on all ranks if
+    /// rank 0 sees no checkpoint. Collective.
     ///
     /// # Errors
     ///
     /// The errors of [`open`](Self::open). If one rank fails, all fail: the failing rank gets its own error, and the
-    /// others get an error that names that rank and its reason. Also returns the errors of any collective.
+    /// others get an error that names that rank and its reason. The call also returns the errors of any collective.
     pub fn resume(comm: &Communicator, directory: impl AsRef<Path>) -> Result<Option<Self>> {
         const RESUMING: &str = "opening the latest checkpoint";
         let directory = directory::named(directory.as_ref());
@@ -109,7 +109,7 @@ impl Checkpoint {
     ///
     /// - The index has parts that overlap or leave elements out.
     /// - A header is longer than the file.
-    /// - A name is a duplicate.
+    /// - A name appears twice.
     /// - A limit is exceeded: 64 dimensions for a tensor, 100 MB for a header, 256 MiB for all headers together, and
     ///   256 MiB for an index.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
@@ -228,19 +228,19 @@ impl Checkpoint {
     /// tensor. Local.
     ///
     /// **Cost**: the call reads the bytes of the part, from the files that contain them. If two ranges of a file are
-    /// less than 4 KiB apart, the call also reads the bytes between them. The call needs 1 MiB of memory, plus the size
-    /// of these files' headers.
+    /// less than 4 KiB apart, the call also reads the bytes between them. The call needs 1 MiB of memory, plus the
+    /// memory for the headers of the files that contain the part.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` in the following cases, with `values` unchanged:
+    /// The call returns `InvalidArgument`, and leaves `values` unchanged, in these cases:
     ///
     /// - The tensor does not exist, or has another type or shape.
     /// - The tensor has no such part.
     /// - `values` does not have the part's length.
     ///
     /// `Io` if a file cannot be read. The error's kind is `InvalidData` if the file does not match the index, or if a
-    /// `bool` in the file is neither 0 nor 1. After an `Io`, `values` may be partly written.
+    /// `bool` in the file is neither 0 nor 1. After an `Io` error, `values` may be partly overwritten.
     pub fn read<T: Element>(&self, name: &str, shape: &[usize], piece: Piece, values: &mut [T]) -> Result<()> {
         let (tensor, extent) = self.part::<T>(name, shape, &piece)?;
         if extent.len() != values.len() {
@@ -270,7 +270,7 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// The errors of [`read`](Self::read), and `Io` of kind `OutOfMemory` if there is no room for the vector.
+    /// The errors of [`read`](Self::read), and `Io` of kind `OutOfMemory` if there is not enough memory for the vector.
     pub fn read_vec<T: Element>(&self, name: &str, shape: &[usize], piece: Piece) -> Result<Vec<T>> {
         let (tensor, extent) = self.part::<T>(name, shape, &piece)?;
         // Nothing is allocated before the files are known to have that much data.
@@ -284,11 +284,11 @@ impl Checkpoint {
         Ok(values)
     }
 
-    /// Compares every file's length and header with the index, and every part with its tensor. Reads no data.
+    /// Compares every file's length and header with the index, and the type and shape of every part. Reads no data.
     ///
     /// # Errors
     ///
-    /// `Io` in the same cases as [`read`](Self::read).
+    /// `Io` if a file cannot be read. The error's kind is `InvalidData` if a file does not match the index.
     pub fn check(&self) -> Result<()> {
         (0..self.headers.len()).try_for_each(|file| self.header(file).map(drop))?;
         let places = self.contents.tensors.iter().flat_map(|(name, tensor)| tensor.places.iter().map(move |place| (name, tensor, place)));

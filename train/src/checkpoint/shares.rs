@@ -12,7 +12,8 @@ use collectives::Element;
 use collectives::{Error, Result};
 
 /// A model that is sharded over the ranks. In a checkpoint, the parameters of a [`ShardedOptimizer`] keep their names.
-/// The names of a [`FullySharded`]'s parameters are prefixed with the unit's name and a dot.
+/// For a parameter of a [`FullySharded`], the name in the checkpoint consists of the unit's name, a dot and the
+/// parameter's name.
 pub trait Sharded: sealed::Shares {}
 
 impl Sharded for ShardedOptimizer {}
@@ -64,17 +65,16 @@ struct Part<'a> {
 
 impl<'a> Writer<'a> {
     /// Adds this rank's shares of a model's buckets or units. The shares contain parameters, or an optimiser's state.
-    /// Takes one slice for each share, of the share's length ([`ShardedOptimizer::shard_lens`],
-    /// [`FullySharded::shard_lens`]).
+    /// `state` must have one slice for each share, and each slice must be as long as its share
+    /// ([`ShardedOptimizer::shard_lens`], [`FullySharded::shard_lens`]).
     ///
     /// Each parameter is saved as a tensor of the parameter's shape. The tensor's name consists of `prefix`, a dot and
-    /// the parameter's name ([`Sharded`]). So a job of any world size can load the tensor, with any buckets, and other
-    /// tools can read it. The names must be unique: no other tensor may be saved with one of these names.
+    /// the parameter's name ([`Sharded`]). So a job with another world size or other buckets can load the tensor, and
+    /// other tools can read it. The names must be unique: no other tensor may be saved with one of these names.
     ///
-    /// This call returns no error. If its arguments are invalid, [`commit`](Self::commit) returns `InvalidArgument`, in
-    /// these cases:
+    /// This call returns no error. [`commit`](Self::commit) returns `InvalidArgument` in these cases:
     ///
-    /// - There are not as many slices as shares.
+    /// - The number of slices is not the number of shares.
     /// - A slice is not as long as its share.
     /// - Two parameters would have the same name. For example, parameter `c` of a unit `a.b` has the same name as
     ///   parameter `b.c` of a unit `a`.
@@ -110,13 +110,14 @@ impl<'a> Writer<'a> {
 }
 
 impl Checkpoint {
-    /// Reads this rank's shares of a model's buckets or units. [`Writer::shares`] must have saved them with the same
-    /// `prefix`, but the world size and the buckets may have been different. Elements after a bucket's last parameter
-    /// stay unchanged. Local.
+    /// Reads this rank's shares of a model's buckets or units. [`Writer::shares`] must have saved these shares with the
+    /// same `prefix`. At that time, the world size and the buckets may have been different. Elements after a bucket's
+    /// last parameter stay unchanged. Local.
     ///
     /// # Errors
     ///
-    /// - `InvalidArgument` if there are not as many slices as buckets, or a slice is not as long as its share.
+    /// - `InvalidArgument` if the number of slices is not the number of buckets, or if a slice is not as long as its
+    ///   share.
     /// - `InvalidArgument` if two parameters have the same name.
     /// - The errors of [`read`](Self::read).
     pub fn read_shares<'s, T: Element>(
@@ -141,7 +142,8 @@ impl Checkpoint {
 /// The parts of a bucket's parameters in a rank's share, and the length of the share. Some parts may be empty.
 type OfBucket<'m> = (Vec<Part<'m>>, usize);
 
-/// Returns the parts in this rank's shares, bucket by bucket. Refuses parameters with the same name.
+/// Returns the parts of parameters that are in this rank's shares, in one list for each bucket. Refuses parameters with
+/// the same name.
 fn parts<'m>(call: &'static str, prefix: &str, model: &'m impl Sharded) -> Result<Vec<OfBucket<'m>>> {
     let of_bucket = |(layout, share): (&'m BucketLayout, std::ops::Range<usize>)| {
         let part = |slot: &'m Slot| {
@@ -168,7 +170,7 @@ fn fitting<S>(call: &'static str, prefix: &str, bucket: usize, len: usize, share
     let share = share.ok_or_else(|| refused(format!("there is no slice for bucket {bucket}")))?;
     match count(&share) {
         passed if passed == len => Ok(share),
-        passed => Err(refused(format!("{passed} elements were passed for bucket {bucket}, but this rank's share of it has {len}"))),
+        passed => Err(refused(format!("{passed} elements were passed for bucket {bucket}, but this rank's share of the bucket has {len}"))),
     }
 }
 

@@ -41,7 +41,7 @@ use collectives::{Error, Result};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Nothing is copied: the writer borrows its arguments. If an argument is invalid, the writer keeps the error, and
+/// The writer borrows the elements, and does not copy them. If an argument is invalid, the writer keeps the error, and
 /// `commit` fails on every rank. So no rank waits for a rank that failed earlier.
 pub struct Writer<'a> {
     comm: &'a Communicator,
@@ -67,7 +67,7 @@ const SAVING: &str = "saving a checkpoint";
 impl<'a> Writer<'a> {
     /// Creates a writer of a checkpoint in `directory`. This folder contains all checkpoints of a run. Every rank must
     /// pass the same folder, on a file system that all ranks share. This call is local and writes nothing: `commit`
-    /// creates the folder if there is none.
+    /// creates the folder if it does not exist.
     pub fn new(comm: &'a Communicator, directory: impl Into<PathBuf>) -> Self {
         let (directory, declaration) = (named(&directory.into()).to_owned(), Declaration::default());
         Self { comm, directory, declaration, bytes: Vec::new(), reserved: BTreeSet::new(), keep: None, mistake: None }
@@ -76,13 +76,12 @@ impl<'a> Writer<'a> {
     /// Adds this rank's piece of a tensor. `values` are the elements of the piece, in row-major order. `shape` is the
     /// shape of the whole tensor, and must be the same on every rank.
     ///
-    /// All ranks' pieces together must be the whole tensor. Two ranks may hold the same piece, but different pieces
-    /// must not overlap. If several ranks hold the same piece, one of them writes it, and the others are assumed to
-    /// hold the same values. Either all pieces of a tensor must be flat ranges, or all must be ranges of the same
-    /// dimension. A range of rows is also a flat range.
+    /// All ranks' pieces together must be the whole tensor. Two ranks may have the same piece, but different pieces
+    /// must not overlap. If several ranks have the same piece, its values must be the same on all these ranks. One of
+    /// them writes the piece, and no rank compares the values. All pieces of a tensor must be flat ranges, or all must
+    /// be ranges of the same dimension. A range of rows is also a flat range.
     ///
-    /// This call returns no error. If its arguments are invalid, [`commit`](Self::commit) returns `InvalidArgument`, in
-    /// these cases:
+    /// This call returns no error. [`commit`](Self::commit) returns `InvalidArgument` in these cases:
     ///
     /// - The tensor has no such piece.
     /// - `values` does not have the piece's length.
@@ -131,10 +130,13 @@ impl<'a> Writer<'a> {
     }
 
     /// Sets how many checkpoints to keep. After this checkpoint is saved, only the last `count` checkpoints are kept,
-    /// including this one. By default all are kept. Only rank 0's value is used.
+    /// including this one. By default, all checkpoints are kept. Only the `count` that rank 0 passes is used.
     pub fn keep(&mut self, count: usize) -> &mut Self {
         if count == 0 {
-            self.refuse(Error::argument("Writer::keep", "0 checkpoints cannot be kept: the new one is always kept; pass 1 or more"));
+            self.refuse(Error::argument(
+                "Writer::keep",
+                "0 checkpoints cannot be kept, because the new checkpoint is always kept: pass 1 or more",
+            ));
         }
         self.keep = Some(count);
         self
@@ -149,27 +151,28 @@ impl<'a> Writer<'a> {
     /// in the folder. Collective.
     ///
     /// If the latest checkpoint in the folder has the same step, the new checkpoint replaces it. So a run may always
-    /// save at its end, even if it has just saved that step. If a reader has the replaced checkpoint open, it either
-    /// reads that checkpoint to the end or gets an error about a file.
+    /// save at its end, even if it has just saved that step. If a reader has the replaced checkpoint open, the reader
+    /// either reads that checkpoint to the end or gets an error about a file.
     ///
     /// When every rank's file is written and synced, one rename publishes the checkpoint. Until then, the previous
     /// checkpoint remains the latest, even if a rank fails or is killed. The next save removes the files that an
-    /// interrupted save left. So only one group of ranks may save to a folder at a time. If two groups do, one of them
-    /// fails. If files or an old checkpoint cannot be removed, the save does not fail, and a `tracing` event reports
-    /// them.
+    /// interrupted save left. So only one group of ranks may save to a folder at a time. If two groups save at the same
+    /// time, one of them fails. If files or an old checkpoint cannot be removed, the save does not fail, and a
+    /// `tracing` event reports the error.
     ///
-    /// **Cost**: each element is written once, by one rank. All ranks wait for the slowest, at most for the
-    /// communicator's timeout. Every rank sends the names, shapes and pieces of its tensors to rank 0, about 100 B for
-    /// each piece.
+    /// **Cost**: each element is written once, by one rank. All ranks wait for the slowest rank, but at most for the
+    /// communicator's timeout. Every rank sends the description of each piece to rank 0: the tensor's name and shape,
+    /// and the range. A description has about 100 B.
     ///
     /// # Errors
     ///
     /// If one rank fails, all fail. The failing rank gets its own error, and the others get an `Io` that names that
     /// rank and its reason.
     ///
-    /// - `Io` if a file cannot be written or synced, or a rank does not see rank 0's files.
-    /// - `InvalidArgument` if an earlier call had invalid arguments, if the pieces of all ranks together are not whole
-    ///   tensors, or if the step is before the latest.
+    /// - `Io` if a file cannot be written or synced, or if a rank does not see rank 0's files.
+    /// - `InvalidArgument` if an earlier call had invalid arguments.
+    /// - `InvalidArgument` if the pieces of all ranks together are not whole tensors.
+    /// - `InvalidArgument` if the step is before the latest step in the folder.
     /// - `Mismatch` if ranks pass different steps.
     /// - The errors of any collective. If a rank dies after all files were written, the checkpoint may exist, and
     ///   [`Checkpoint::latest`](super::Checkpoint::latest) finds it.
@@ -283,7 +286,7 @@ impl Begun {
             let path = folder.join(&file.name);
             let length = std::fs::metadata(&path).map_err(failed("looking on rank 0 for", &path))?.len();
             if length != file.bytes {
-                return Err(malformed(&path, format!("rank 0 sees {length} bytes, but {} were written", file.bytes)));
+                return Err(malformed(&path, format!("rank 0 sees {length} bytes, but {} bytes were written", file.bytes)));
             }
         }
         let index = self.plan.index.encode().map_err(|reason| Error::argument("commit", reason))?;

@@ -12,10 +12,10 @@ use collectives::{Error, Result};
 
 /// Parameters in use.
 impl FullySharded {
-    /// Gathers a unit's parameters if necessary, starts to gather the next units, and waits for this one. In the
-    /// forward pass, the next units are the units after this one. In the backward pass, they are the units before this
-    /// one. The backward pass begins when you gather the last unit, or a unit that comes before the most recently
-    /// gathered one. Collective.
+    /// Gathers a unit's parameters if necessary, starts to gather the next units, and waits for this unit. In the
+    /// forward pass, the next units are the units after this unit. In the backward pass, the next units are the units
+    /// before this unit. The backward pass begins when you gather the last unit, or a unit that comes before the most
+    /// recently gathered unit. Collective.
     ///
     /// # Errors
     ///
@@ -34,9 +34,9 @@ impl FullySharded {
         Ok(())
     }
 
-    /// Starts to gather a unit's parameters in the background, for a later [`gather`](Self::gather). Use it for the
-    /// first unit right after an update, or for a unit that is used out of order. This call needs one buffer more than
-    /// [`FullyShardedOptions::prefetch`](super::FullyShardedOptions::prefetch) requires. Collective.
+    /// Starts to gather a unit's parameters in the background, for a later [`gather`](Self::gather). Use this call for
+    /// the first unit right after an update, or for a unit that is used out of order. This call needs one more buffer
+    /// than [`FullyShardedOptions::prefetch`](super::FullyShardedOptions::prefetch) requires. Collective.
     ///
     /// # Errors
     ///
@@ -58,7 +58,8 @@ impl FullySharded {
         Ok(&flat.host()?[state.slot(parameter)])
     }
 
-    /// Returns a parameter of a gathered unit on a device, like [`parameter`](Self::parameter) in host memory.
+    /// Returns a device slice of a parameter of a gathered unit. For a unit in host memory, use
+    /// [`parameter`](Self::parameter).
     ///
     /// # Errors
     ///
@@ -94,7 +95,7 @@ impl FullySharded {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a unit that is not gathered.
+    /// `InvalidArgument` if the unit is not gathered.
     pub fn release(&mut self, unit: usize) -> Result<()> {
         self.health.check("release")?;
         let state = self.known("release", unit)?;

@@ -47,11 +47,12 @@ pub use reduce::ReducedGradients;
 
 /// Keeps a share of the parameters on each rank, and gathers the parameters of a unit only while the unit is used. This
 /// is ZeRO stage 3, like torch's `FullyShardedDataParallel` with `FULL_SHARD`. With [`ShardingStrategy::ShardGradOp`],
-/// it is ZeRO stage 2.
+/// this type implements ZeRO stage 2.
 ///
 /// List units in the order in which the forward pass uses them. [`gather`](Self::gather) also starts to gather the next
-/// unit. In the backward pass, this is the unit before. [`reduce_gradients`](Self::reduce_gradients) averages a unit's
-/// gradients in the background, and keeps this rank's share of them.
+/// unit. This is the following unit in the forward pass, and the preceding unit in the backward pass.
+/// [`reduce_gradients`](Self::reduce_gradients) averages a unit's gradients in the background, and keeps this rank's
+/// share of them.
 ///
 /// ```
 /// use collectives::Communicator;
@@ -93,23 +94,25 @@ pub use reduce::ReducedGradients;
 /// reduces its gradients over the ranks. Gradients are summed over passes. For their mean, divide by the number of
 /// passes.
 ///
-/// **Mixed precision.** Parameters of `f32` with [`gather_type`](FullyShardedOptions::gather_type) `Bf16` are kept as
-/// `f32` in the shares, and gathered and used as `bf16`. Their gradients, passed as `bf16`, are added to the share as
-/// `f32`. With [`reduce_type`](FullyShardedOptions::reduce_type) `F32` they are also summed over ranks as `f32`.
-/// Without that reduce type, the mean of n ranks has the error that [`Compress`](super::Compress) states. If the reduce
-/// type differs from the gather type, gradients are weighted (by 1/n for a mean) before they are summed. So a mean in
-/// `f16` overflows no sooner than one rank's gradients do. Conversions go via `f32`.
+/// **Mixed precision.** Assume that parameters are `f32` and [`gather_type`](FullyShardedOptions::gather_type) is
+/// `Bf16`. Then the shares contain `f32`, but parameters are gathered and used as `bf16`. Gradients are passed as
+/// `bf16`, and are added to the share as `f32`. With [`reduce_type`](FullyShardedOptions::reduce_type) `F32`, gradients
+/// are also summed over ranks as `f32`. Without this reduce type, the mean over n ranks has the rounding error that the
+/// documentation of [`Compress`](super::Compress) states. If the reduce type differs from the gather type, gradients
+/// are weighted (by 1/n for a mean) before they are summed. So a mean in `f16` overflows no sooner than one rank's
+/// gradients do. Conversions go via `f32`.
 ///
 /// **Order.** Every rank must make the same calls for units in the same order. If ranks make calls for units of
-/// different lengths, they get a `Mismatch` at once. If the lengths are the same, [`reduce`](Self::reduce) returns the
-/// `Mismatch`, before anything is updated. Only `reduce` compares the calls. In an evaluation, which makes no call of
-/// `reduce`, ranks that use units in different orders compute with wrong parameters. Make other collectives at the same
-/// point on every rank, or make them on a separate communicator ([`Communicator::duplicate`]).
+/// different lengths, they get a `Mismatch` immediately. If the lengths are the same, [`reduce`](Self::reduce) returns
+/// the `Mismatch` before any parameter is updated. Only `reduce` compares the calls, and an evaluation makes no call of
+/// `reduce`. So if ranks use units in different orders in an evaluation, they get no error, but compute with wrong
+/// parameters. If you make other collectives on the same communicator, every rank must make them at the same point.
+/// Otherwise, make them on a separate communicator ([`Communicator::duplicate`]).
 ///
-/// **Memory** of each of n ranks. The parameters have N elements of m bytes, in units of at most L elements (padded to
-/// a multiple of n). An element has g bytes when it is gathered and r bytes when it is reduced. The number p is
-/// [`prefetch`](FullyShardedOptions::prefetch). If each unit is released before the next is gathered, a rank needs this
-/// number of bytes:
+/// **Memory.** This is the memory of each of n ranks. The parameters have N elements of m bytes. A unit has at most L
+/// elements, including padding to a multiple of n. An element has g bytes when it is gathered and r bytes when it is
+/// reduced. The number p is [`prefetch`](FullyShardedOptions::prefetch). If each unit is released before the next is
+/// gathered, a rank needs the sum of these numbers of bytes:
 ///
 /// - 2·m·N/n for the shares of parameters and gradients,
 /// - (1 + p)·L·g for gathered units in stage 3, or N·g in stage 2,
@@ -119,12 +122,13 @@ pub use reduce::ReducedGradients;
 ///
 /// So with the defaults and 4-byte parameters, the backward pass needs up to 8·N/n + 16·L bytes.
 /// [`ShardedOptimizer`](super::ShardedOptimizer) needs 4·N + 4·N/n bytes in addition to the parameters themselves.
-/// [`memory_bytes`](Self::memory_bytes) counts the buffers. It excludes the communicator's own memory, and up to 64 KiB
-/// for the order of calls.
+/// [`memory_bytes`](Self::memory_bytes) counts the buffers. It does not count the communicator's own memory, or the
+/// memory for the order of calls (up to 64 KiB).
 ///
-/// **Traffic** of a step. Stage 3 gathers every unit twice and reduces it once, so each rank sends (n − 1)/n·N·(2·g +
-/// r) bytes. If all types are the same, that is 1.5 times as much as an all-reduce. Stage 2 gathers every unit once, so
-/// it sends as much as an all-reduce. If there is only one rank, a step makes communicator calls only with `PreMulSum`.
+/// **Traffic** of a step. Stage 3 gathers every unit twice and reduces its gradients once, so each rank sends (n −
+/// 1)/n·N·(2·g + r) bytes. If all types are the same, this is 1.5 times as much as in an all-reduce of the gradients.
+/// Stage 2 gathers every unit only once, so each rank sends as much as in an all-reduce of the gradients. If there is
+/// only one rank, a step makes communicator calls only with `PreMulSum`.
 ///
 /// **Errors.** A call with an invalid argument is refused and has no effect. If a collective fails, or the caller's
 /// `update` fails or panics, every later call returns `Poisoned`.
@@ -159,7 +163,7 @@ impl FullySharded {
     /// - `Mismatch` if two ranks differ in a parameter or a setting. The error names the first difference.
     /// - `InvalidArgument` if a unit has parameters of several types, or of a type that gradients cannot have.
     /// - `Unsupported` if the op is not `Avg`, `Sum` or `PreMulSum`.
-    /// - If one rank has no memory for its shares, all fail: the others get an `Io` that names that rank.
+    /// - If one rank cannot allocate its shares, all ranks fail. The other ranks get an `Io` that names that rank.
     pub fn new(comm: &Communicator, units: Vec<Unit>, options: FullyShardedOptions) -> Result<Self> {
         Self::in_place(comm, "FullySharded::new", Place::Host, units, options)
     }
@@ -173,8 +177,8 @@ impl FullySharded {
     /// - [`ReducedGradients::norm`], [`clip_norm`](ReducedGradients::clip_norm) and
     ///   [`unscale`](ReducedGradients::unscale) wait for this rank's sum of squares.
     /// - The allocation of a unit's buffers waits for `stream`. Units of the same length share the buffers that are
-    ///   allocated in the first step. Under `FullShard`, a unit whose length differs from the previous unit's needs new
-    ///   buffers.
+    ///   allocated in the first step. Under `FullShard`, new buffers are allocated if a unit's length differs from the
+    ///   previous unit's length.
     ///
     /// Collective.
     ///
@@ -244,8 +248,8 @@ impl FullySharded {
         Some(format!("{}.{}", unit.name, unit.parameters.get(parameter)?.name))
     }
 
-    /// Returns the number of elements of this rank's share of each unit. The caller keeps an optimiser's state for
-    /// these elements.
+    /// Returns one number for each unit: the number of elements of this rank's share. The caller keeps an optimiser's
+    /// state for these elements.
     pub fn shard_lens(&self) -> impl ExactSizeIterator<Item = usize> {
         self.units.iter().map(|unit| unit.own.len())
     }
@@ -284,15 +288,15 @@ impl FullySharded {
         self.load(unit, parameter, values)
     }
 
-    /// Copies this rank's share of a parameter's values, for example after reading a checkpoint. The values must be the
-    /// same on every rank.
+    /// Copies this rank's share of a parameter's values into the model, for example values from a checkpoint. The
+    /// values must be the same on every rank.
     ///
     /// # Errors
     ///
     /// `InvalidArgument` in these cases:
     ///
     /// - The length or type is not the parameter's.
-    /// - `values` is not in the memory of the model, which is host memory or a device.
+    /// - `values` and the model are in different memory: host memory and a device, or two devices.
     /// - The unit is gathered: release it first.
     pub fn load<B>(&mut self, unit: usize, parameter: usize, values: &B) -> Result<()>
     where
@@ -315,7 +319,7 @@ impl FullySharded {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a unit that does not exist.
+    /// `InvalidArgument` if the unit does not exist.
     pub fn shard_range(&self, unit: usize) -> Result<Range<usize>> {
         self.known("shard_range", unit).map(|unit| unit.own.clone())
     }
@@ -331,11 +335,13 @@ impl FullySharded {
         typed::<T>(&*self.known("shard", unit)?.share)?.host()
     }
 
-    /// Returns this rank's share of a unit's parameters on a device, like [`shard`](Self::shard) in host memory.
+    /// Returns a device slice of this rank's share of a unit's parameters. For a share in host memory, use
+    /// [`shard`](Self::shard).
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` in the same cases as [`shard`](Self::shard), and if the share is in host memory.
+    /// `InvalidArgument` if the unit does not exist, if `T` is not the type of its parameters, or if the share is in
+    /// host memory.
     #[cfg(feature = "cuda")]
     pub fn device_shard<T: Float>(&self, unit: usize) -> Result<cudarc::driver::CudaView<'_, T>> {
         let share = typed::<T>(&*self.known("device_shard", unit)?.share)?;
@@ -343,13 +349,17 @@ impl FullySharded {
         share.device_view(0..len).ok_or_else(|| Error::argument("device_shard", "the share is in host memory: use `shard`"))
     }
 
-    /// Restores this rank's share of a unit's parameters from `values`, which [`shard`](Self::shard) returned with the
-    /// same number of ranks.
+    /// Restores this rank's share of a unit's parameters from `values`. [`shard`](Self::shard) must have returned these
+    /// values on this rank with the same world size.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if `values` and [`shard_range`](Self::shard_range) have different lengths, and in the other
-    /// cases in which [`load`](Self::load) returns this error.
+    /// `InvalidArgument` in these cases:
+    ///
+    /// - The length of `values` is not the length of [`shard_range`](Self::shard_range).
+    /// - The type of `values` is not the type of the unit's parameters.
+    /// - `values` and the model are in different memory: host memory and a device, or two devices.
+    /// - The unit is gathered: release it first.
     pub fn load_shard<B>(&mut self, unit: usize, values: &B) -> Result<()>
     where
         B: Buffer<Element: Float> + ?Sized,
@@ -368,7 +378,7 @@ impl FullySharded {
     /// Returns a unit if it exists.
     fn known(&self, call: &'static str, unit: usize) -> Result<&UnitState> {
         let count = self.units.len();
-        let none = || Error::argument(call, format!("there is no unit {unit}: the model has {count}, numbered from 0"));
+        let none = || Error::argument(call, format!("there is no unit {unit}: the model has {count} units, numbered from 0"));
         self.units.get(unit).ok_or_else(none)
     }
 

@@ -6,14 +6,14 @@ use collectives::DType;
 use collectives::ReduceOp;
 use collectives::{Error, Result};
 
-/// Parameters that are gathered together, for example the parameters of a layer. Their gradients are also reduced
-/// together. All parameters of a unit have the same type.
+/// Parameters that are gathered together, for example the parameters of a layer. The gradients of these parameters are
+/// also reduced together. All parameters of a unit must have the same type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unit {
     /// The unit's name, for errors and checkpoints. In a checkpoint, the full name of a parameter is the unit's name, a
     /// dot and the parameter's name. Full names must be unique.
     pub name: String,
-    /// The unit's parameters. The flat buffer of the unit contains them in this order.
+    /// The unit's parameters. The flat buffer of the unit contains the parameters in this order.
     pub parameters: Vec<Parameter>,
 }
 
@@ -37,22 +37,22 @@ pub enum ShardingStrategy {
     ShardGradOp,
 }
 
-/// Options for how units are gathered and their gradients reduced. Every rank must use the same options, except for the
-/// weight of a `PreMulSum`.
+/// Options that set how units are gathered, and how their gradients are reduced. Every rank must use the same options,
+/// except for the weight of a `PreMulSum`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FullyShardedOptions {
     /// How long gathered parameters are kept. Default: `FullShard`.
     pub strategy: ShardingStrategy,
-    /// The type in which parameters are gathered and used, and gradients are passed: `F32`, `F64`, `F16` or `Bf16`. The
-    /// shares keep the type of the parameters. `None` means the type of the parameters. Default: `None`.
+    /// The type in which parameters are gathered and used, and in which gradients are passed: `F32`, `F64`, `F16` or
+    /// `Bf16`. The shares keep the type of the parameters. `None` means the type of the parameters. Default: `None`.
     pub gather_type: Option<DType>,
     /// The type in which gradients are reduced. The reduced gradients are added to the share in the type of the
     /// parameters. `None` means the type in which gradients are passed. Default: `None`.
     pub reduce_type: Option<DType>,
     /// How the ranks' gradients are combined: `Avg`, `Sum`, or `PreMulSum` with this rank's weight. Default: `Avg`.
     pub op: ReduceOp,
-    /// The number of units that are gathered ahead, and the number of reductions that may still run when the next one
-    /// starts. Default: 1.
+    /// The number of further units that [`gather`](super::FullySharded::gather) starts to gather. It is also the number
+    /// of reductions that may still run when the next reduction starts. Default: 1.
     pub prefetch: usize,
 }
 

@@ -22,21 +22,23 @@ use collectives::{Error, Result};
 /// Gradients.
 impl FullySharded {
     /// Passes the gradients of a unit in this backward pass. `gradients` has one gradient for each parameter of the
-    /// unit, in the order of the parameters. Gradients have the type in which the parameters are gathered. The
-    /// gradients are copied, and reduced in the background. This rank keeps its share. If more units than
-    /// [`prefetch`](super::FullyShardedOptions::prefetch) are already being reduced, this call waits for the oldest
-    /// reduction. Collective.
+    /// unit, in the order of the parameters. Gradients must have the type in which the parameters are gathered. The
+    /// gradients are copied, and reduced in the background. This rank keeps its share of the reduced gradients. If more
+    /// units than [`prefetch`](super::FullyShardedOptions::prefetch) are already being reduced, this call waits for the
+    /// oldest reduction. Collective.
     ///
     /// # Errors
     ///
     /// Only this rank gets these errors:
     ///
-    /// - `InvalidArgument` if the unit does not exist, or if its gradients were already passed in this backward pass.
+    /// - `InvalidArgument` if the unit does not exist, or if the unit's gradients were already passed in this backward
+    ///   pass.
     /// - `InvalidArgument` if the number of gradients is wrong, or a gradient's length or type is not its parameter's.
-    /// - `InvalidArgument` if a gradient is not in the memory of the model, which is host memory or a device.
+    /// - `InvalidArgument` if a gradient and the model are in different memory: host memory and a device, or two
+    ///   devices.
     /// - On a device, `Cuda` if the gradients cannot be copied.
     ///
-    /// Also, the errors of any collective.
+    /// The call also returns the errors of any collective.
     pub fn reduce_gradients<B>(&mut self, unit: usize, gradients: &[B]) -> Result<()>
     where
         B: Buffer<Element: Float>,
@@ -53,9 +55,9 @@ impl FullySharded {
         self.go_on(|model| model.start_reduce(unit, whole))
     }
 
-    /// Ends a backward pass, but not the step. The next backward pass begins with the first unit. Each unit can then
-    /// get gradients again, which are added to the gradients of this pass. Makes no collective call. To end the last
-    /// backward pass of a step, call [`reduce`](Self::reduce) instead.
+    /// Ends a backward pass, but not the step. The next backward pass begins with the first unit. In that pass, you can
+    /// pass gradients for each unit again, and they are added to the gradients of this pass. Makes no collective call.
+    /// To end the last backward pass of a step, call [`reduce`](Self::reduce) instead.
     ///
     /// # Errors
     ///
@@ -69,8 +71,8 @@ impl FullySharded {
     }
 
     /// Ends the last backward pass of a step: waits until this rank has its share of all gradients. If no rank passed
-    /// gradients for a unit, the unit's gradients are zeros. Collective: one all-reduce of 16 bytes, beside the
-    /// reductions, compares the order of the ranks' calls.
+    /// gradients for a unit, the unit's gradients are zeros. Collective: in addition to the reductions, one all-reduce
+    /// of 16 bytes compares the order of the ranks' calls.
     ///
     /// # Errors
     ///
@@ -176,9 +178,9 @@ impl ReducedGradients<'_> {
     /// Reduces this rank's shares over the ranks that have the same shares of other replicas. Use this call for hybrid
     /// sharding. For example, the parameters are sharded over the ranks of each host, and every host has a replica of
     /// the model ([`Mesh::by_host`](crate::Mesh::by_host)). With `Avg` the shares are averaged over the replicas; with
-    /// any other [`op`](super::FullyShardedOptions::op) they are summed. Call it once a step, before
-    /// [`unscale`](Self::unscale) and [`clip_norm`](Self::clip_norm). If all replicas begin with the same parameters,
-    /// they also end the step with the same bits.
+    /// any other [`op`](super::FullyShardedOptions::op) they are summed. Call this method at most once per step, before
+    /// [`unscale`](Self::unscale) and [`clip_norm`](Self::clip_norm). If all replicas begin a step with the same
+    /// parameters, they also end the step with the same parameters, bit for bit.
     ///
     /// ```
     /// use collectives::Communicator;
@@ -198,16 +200,16 @@ impl ReducedGradients<'_> {
     /// # Ok::<(), collectives::Error>(())
     /// ```
     ///
-    /// Collective over `replicas`: makes one all-gather of 40 bytes per rank, and then an all-reduce of each unit's
-    /// share. The all-reduces are started together. A clone of `replicas` is kept until the update, because its ranks
-    /// must clip by the same norm.
+    /// Collective over `replicas`: makes one all-gather of 40 bytes per rank, and then one all-reduce for the share of
+    /// each unit. The all-reduces are started together. A clone of `replicas` is kept until the update, because the
+    /// ranks of `replicas` must clip by the same norm.
     ///
     /// # Errors
     ///
     /// - `InvalidArgument` if this step's gradients were already reduced over replicas, unscaled or clipped. The call
     ///   then has no effect.
-    /// - `Mismatch` if the ranks of `replicas` do not have the same shares as this rank. For example, they may be the
-    ///   ranks over which the model is sharded.
+    /// - `Mismatch` if the ranks of `replicas` do not have the same shares as this rank. This is the case, for example,
+    ///   if `replicas` is the communicator over whose ranks the model is sharded.
     /// - The errors of any collective.
     ///
     /// After a `Mismatch` or an error of a collective, no step can follow.
@@ -229,8 +231,8 @@ impl ReducedGradients<'_> {
 
     /// Returns the norm of all ranks' gradients together: the square root of the sum of all elements' squares, computed
     /// in `f64`. Every rank gets the same bits. Collective: makes one all-reduce of one number, on the host. After
-    /// [`reduce_over`](Self::reduce_over), makes one more over the replicas. On a device, this call first waits for
-    /// this rank's sum.
+    /// [`reduce_over`](Self::reduce_over), makes one more all-reduce over the replicas. On a device, this call first
+    /// waits for this rank's sum of squares.
     ///
     /// # Errors
     ///

@@ -62,7 +62,7 @@ impl UnitState {
 
     pub(super) fn parameter(&self, call: &'static str, index: usize) -> Result<&Parameter> {
         let count = self.unit.parameters.len();
-        let none = || Error::argument(call, format!("{self} has no parameter {index}: it has {count}, numbered from 0"));
+        let none = || Error::argument(call, format!("{self} has no parameter {index}: the unit has {count} parameters, numbered from 0"));
         self.unit.parameters.get(index).ok_or_else(none)
     }
 

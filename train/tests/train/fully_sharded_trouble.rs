@@ -39,11 +39,11 @@ fn mistakes_of_one_call_are_refused_there_and_harm_nothing() {
             model.gather(1).unwrap();
             let said = |result: Result<()>| result.unwrap_err().to_string();
             for (error, words) in [
-                (said(model.gather(3)), "there is no unit 3: the model has 3, numbered from 0"),
+                (said(model.gather(3)), "there is no unit 3: the model has 3 units, numbered from 0"),
                 (said(model.prefetch(3)), "there is no unit 3: the model has 3"),
                 (said(model.release(0)), "unit 0 \"first\" is not gathered"),
                 (said(model.parameter::<f32>(0, 0).map(drop)), "unit 0 \"first\" is not gathered"),
-                (said(model.parameter::<f32>(1, 2).map(drop)), "unit 1 \"second\" has no parameter 2: it has 2"),
+                (said(model.parameter::<f32>(1, 2).map(drop)), "unit 1 \"second\" has no parameter 2: the unit has 2"),
                 (said(model.parameter::<f64>(1, 0).map(drop)), "elements of f64 were passed"),
                 (said(model.copy_to(1, 0, &mut [0.0_f32; 9])), "9 elements were passed"),
                 (said(model.load(1, 0, &[0.0_f32; 10])), "unit 1 \"second\" is gathered: release it first"),

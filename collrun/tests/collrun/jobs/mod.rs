@@ -120,7 +120,7 @@ fn ranks_that_will_not_stop_are_killed() {
     let run = output("--nproc-per-node 2 --grace 0.2", &script);
     assert_eq!(run.status.code(), Some(3), "{run:?}");
     let message = String::from_utf8_lossy(&run.stderr);
-    assert!(message.contains("still running 0.2 s after SIGTERM: rank 1; killing"), "{message}");
+    assert!(message.contains("killing rank 1: still running 0.2 s after SIGTERM"), "{message}");
 }
 
 #[test]
@@ -299,7 +299,7 @@ fn ranks_that_are_deaf_to_a_signal_are_killed_in_the_end() {
         let mut said = String::new();
         child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
         // The signal ended the job, so the rank did not fail.
-        assert_eq!(said, format!("collrun: still running 0.2 s after SIG{name}: rank 0; killing\n"));
+        assert_eq!(said, format!("collrun: killing rank 0: still running 0.2 s after SIG{name}\n"));
         assert_eq!(child.wait().unwrap().code(), Some(code));
     }
 }

@@ -93,7 +93,7 @@ fn a_job_that_may_make_too_few_processes_says_so() {
     let succeeded: Vec<bool> = (1..=20)
         .map(|most| {
             group.limit(most).unwrap();
-            succeeds_or_says(&group.run(), &format!("pids.max is {most}"), "raise the limit")
+            succeeds_or_says(&group.run(), &format!("pids.max is {most}"), "Raise the limit")
         })
         .collect();
     assert!(!succeeded[2] && succeeded[19], "{succeeded:?}");
@@ -106,6 +106,7 @@ fn a_job_that_may_open_too_few_files_says_so() {
         let job = ["--nproc-per-node", "3", "--", "true"];
         Command::new("sh").args(["-c", &limited, "sh", env!("CARGO_BIN_EXE_collrun")]).args(job).stdin(Stdio::null()).output().unwrap()
     };
-    let succeeded: Vec<bool> = (6..=30).map(|most| succeeds_or_says(&run(most), &format!("(ulimit -n) is {most}"), "raise it")).collect();
+    let succeeded: Vec<bool> =
+        (6..=30).map(|most| succeeds_or_says(&run(most), &format!("(ulimit -n) is {most}"), "Raise the limit")).collect();
     assert!(!succeeded[0] && succeeded[24], "{succeeded:?}");
 }

@@ -160,7 +160,8 @@ impl NcclCommunicator {
         self.collective((Collective::AllReduce, None), source, destination, Some(&op.into()), stream)
     }
 
-    /// Reduces the buffers of all ranks into the root's, in place. The other ranks' buffers do not change.
+    /// Reduces the buffers of all ranks, and writes the result into the root's buffer. The other ranks' buffers do not
+    /// change.
     ///
     /// ```no_run
     /// # use collectives::{ReduceOp, nccl::NcclCommunicator};
@@ -183,7 +184,7 @@ impl NcclCommunicator {
     }
 
     /// Reduces like [`reduce`](Self::reduce), from one buffer into another. The root passes `Some(destination)`, which
-    /// is as long as the source; the other ranks pass `None`.
+    /// must be as long as the source. The other ranks pass `None`.
     ///
     /// ```no_run
     /// # use collectives::{ReduceOp, nccl::NcclCommunicator};
@@ -235,8 +236,8 @@ impl NcclCommunicator {
         self.collective((Collective::Broadcast, Some(root)), source, Some(buffer.memory_mut()), None, stream)
     }
 
-    /// Copies like [`broadcast`](Self::broadcast), from the root's source into every rank's destination (the root's
-    /// too). The root passes `Some(source)`; the other ranks pass `None`.
+    /// Copies like [`broadcast`](Self::broadcast), from the root's source into the destination of every rank, including
+    /// the root. The root passes `Some(source)`. The other ranks pass `None`.
     ///
     /// ```no_run
     /// # use collectives::nccl::NcclCommunicator;
@@ -261,8 +262,8 @@ impl NcclCommunicator {
         self.collective((Collective::Broadcast, Some(root)), source, Some(destination.memory_mut()), None, stream)
     }
 
-    /// Gathers every rank's block on every rank, in place: a rank's own block begins at element rank × length / world
-    /// size.
+    /// Gathers every rank's block on every rank, in place. In a rank's buffer, the rank's own block begins at the
+    /// element with the index `rank × length / world size`.
     ///
     /// ```no_run
     /// # use collectives::nccl::NcclCommunicator;
@@ -281,7 +282,8 @@ impl NcclCommunicator {
         self.collective((Collective::AllGather, None), Source::InPlace, Some(buffer.memory_mut()), None, stream)
     }
 
-    /// Gathers like [`all_gather`](Self::all_gather), from one buffer into another that is world size times as long.
+    /// Gathers like [`all_gather`](Self::all_gather), from one buffer into another. The length of the destination must
+    /// be the length of the source times the world size.
     ///
     /// ```no_run
     /// # use collectives::nccl::NcclCommunicator;
@@ -304,8 +306,8 @@ impl NcclCommunicator {
         self.collective((Collective::AllGather, None), source, destination, None, stream)
     }
 
-    /// Reduces the buffers of all ranks, in place, and gives each rank its own block of the result. The contents of the
-    /// other blocks are unspecified afterwards.
+    /// Reduces the buffers of all ranks, and writes each rank's own block of the result into that rank's buffer.
+    /// Afterwards, the other blocks of the buffer have unspecified contents.
     ///
     /// ```no_run
     /// # use collectives::{ReduceOp, nccl::NcclCommunicator};
@@ -327,8 +329,8 @@ impl NcclCommunicator {
         self.collective((Collective::ReduceScatter, None), Source::InPlace, Some(buffer.memory_mut()), Some(&op.into()), stream)
     }
 
-    /// Reduces like [`reduce_scatter`](Self::reduce_scatter), from one buffer into another. The source is world size
-    /// times as long as the destination.
+    /// Reduces like [`reduce_scatter`](Self::reduce_scatter), from one buffer into another. The length of the source
+    /// must be the length of the destination times the world size.
     ///
     /// ```no_run
     /// # use collectives::{ReduceOp, nccl::NcclCommunicator};
@@ -357,7 +359,8 @@ impl NcclCommunicator {
         self.collective((Collective::ReduceScatter, None), source, destination, Some(&op.into()), stream)
     }
 
-    /// Sends the i-th block of each rank to rank i, in place. The buffer has a block for each rank.
+    /// Exchanges blocks between all ranks, in place: block `j` of rank `i` becomes block `i` of rank `j`. The buffer
+    /// has one block for each rank.
     ///
     /// ```no_run
     /// # use collectives::nccl::NcclCommunicator;

@@ -26,9 +26,9 @@ use crate::error::{Error, Peer, Result};
 
 /// The error text for a buffer in host memory.
 pub(super) const HOST_MEMORY: &str =
-    "is in host memory: an NcclCommunicator works only on device memory; a Communicator also works on host memory";
+    "is in host memory, but an NcclCommunicator works only on device memory; for host memory, use a Communicator";
 
-/// Messages recorded by [`NcclCommunicator::group`], which has an example. The buffers of these messages are borrowed
+/// A group of messages; see the example at [`NcclCommunicator::group`]. The buffers of these messages are borrowed
 /// until the group has been queued.
 pub struct NcclGroup<'buffers, 'comm> {
     comm: &'comm NcclCommunicator,
@@ -88,7 +88,8 @@ impl<'buffers> NcclGroup<'buffers, '_> {
 ///
 /// Threads that share the communicator must send and receive in the same order as the other ends.
 impl NcclCommunicator {
-    /// Queues a send of a whole device buffer to another rank, which must receive the same length and type.
+    /// Queues a send of a whole device buffer to another rank. That rank must receive into a buffer of the same length
+    /// and element type.
     ///
     /// ```no_run
     /// # use collectives::nccl::NcclCommunicator;
@@ -105,15 +106,17 @@ impl NcclCommunicator {
     /// # Errors
     ///
     /// - `InvalidArgument` for a rank that is not a peer, and for memory that is not on this device.
-    /// - `Mismatch` if the two ends of the message differ. This error ends the communicator.
-    /// - `Unsupported` if a compared message would become part of a graph.
+    /// - `Mismatch` if the two ends differ in element type, in length, or in the messages that they queue together. A
+    ///   mismatch ends the communicator.
+    /// - `Unsupported` if the two ends are to compare the message, but the stream is being captured into a graph.
     /// - `Timeout`, `Nccl`, `Cuda`, `Poisoned`.
     #[doc(alias = "ncclSend")]
     pub fn send<B: Buffer + ?Sized>(&self, buffer: &B, to: usize, stream: &Arc<CudaStream>) -> Result<()> {
         self.grouped("send", stream, |group| group.send(buffer, to))
     }
 
-    /// Queues a receive into a whole device buffer from another rank, which must send the same length and type.
+    /// Queues a receive from another rank into a whole device buffer. That rank must send a buffer of the same length
+    /// and element type.
     ///
     /// ```no_run
     /// # use collectives::nccl::NcclCommunicator;
@@ -132,9 +135,9 @@ impl NcclCommunicator {
         self.grouped("recv", stream, |group| group.recv(buffer, from))
     }
 
-    /// Queues several messages together, so that messages in opposite directions do not wait for each other. Two ranks
-    /// that exchange messages in a group must put the same messages into that group. If the closure fails, no message
-    /// is queued.
+    /// Queues several messages together, so that messages in opposite directions do not wait for each other. If two
+    /// ranks exchange messages in a group, both ranks must put the same messages into their groups. If the closure
+    /// fails, no message is queued.
     ///
     /// ```no_run
     /// # use collectives::nccl::NcclCommunicator;

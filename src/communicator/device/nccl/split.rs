@@ -20,13 +20,13 @@ use crate::error::{Error, Peer, Result};
 type Member = (i32, usize);
 
 impl NcclCommunicator {
-    /// Splits the ranks by colour into new communicators, in which the ranks are ordered by key. Ranks without a colour
-    /// take part and get `None`. Collective. Each new communicator is independent, and stays usable whatever happens to
-    /// the old one.
+    /// Splits the ranks by colour into new communicators. In each new communicator, the ranks are ordered by key. Ranks
+    /// without a colour also make this call, and get `None`. Collective. Each new communicator stays usable even if
+    /// this communicator fails.
     ///
     /// # Errors
     ///
-    /// - `Mismatch` if a rank makes a different typed call.
+    /// - `Mismatch` if another rank makes a different typed call instead.
     /// - `Unsupported` after this communicator was shrunk with [`ShrinkMode::Abort`](crate::nccl::ShrinkMode::Abort).
     /// - `Nccl`, `Timeout`, `Poisoned`.
     #[doc(alias = "ncclCommSplit")]
@@ -53,14 +53,14 @@ impl NcclCommunicator {
     }
 
     /// Makes a larger communicator. The ranks of this communicator are part of the larger one and keep their numbers.
-    /// The new ranks call [`join`](Self::join). Only the rank that made the id passes it; the other ranks of this
+    /// The new ranks call [`join`](Self::join). The rank that made the id passes the id. The other ranks of this
     /// communicator pass `None`. Collective.
     ///
     /// # Errors
     ///
-    /// - `InvalidArgument` if the world size does not become larger. All ranks get it if no rank or more than one rank
-    ///   passes an id.
-    /// - `Mismatch` if a rank makes a different typed call.
+    /// - `InvalidArgument` if the world size does not become larger. All ranks get this error if no rank passes an id,
+    ///   or if more than one rank does.
+    /// - `Mismatch` if another rank makes a different typed call instead.
     /// - `Nccl`, `Timeout`, `Poisoned`.
     #[doc(alias = "ncclCommGrow")]
     pub fn grow(&self, world_size: usize, id: Option<UniqueId>) -> Result<Self> {
@@ -85,7 +85,7 @@ impl NcclCommunicator {
         Self::around(backend.gpu().clone(), comm, self.config(), backend.least_capability(), false)
     }
 
-    /// Joins a communicator that is being [grown](Self::grow), as a new rank.
+    /// Joins a larger communicator as a new rank, while the old ranks call [`grow`](Self::grow).
     ///
     /// # Errors
     ///

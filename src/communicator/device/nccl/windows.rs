@@ -42,7 +42,7 @@ fn agreed(heard: &[Words]) -> Result<()> {
     }
     if let Some(rank) = heard.iter().position(refuses) {
         let reason = format!(
-            "rank {rank} has no buffer that can be a window (the error on that rank gives the reason), so no rank has registered anything"
+            "rank {rank} has no buffer that can be a window (the error on that rank gives the reason), so no rank has registered its buffer"
         );
         return Err(Error::unsupported("a window", reason));
     }
@@ -50,24 +50,27 @@ fn agreed(heard: &[Words]) -> Result<()> {
 }
 
 impl NcclCommunicator {
-    /// Opens a symmetric window over a buffer; all ranks do so with buffers of the same length. Needs NCCL 2.27.3.
+    /// Opens a symmetric NCCL window over a buffer. All ranks must make this call, with buffers of the same length.
+    /// Needs NCCL 2.27.3.
     ///
     /// The memory must come from [`NcclCommunicator::allocate`] or the driver's `cuMemCreate`, because NCCL passes a
-    /// handle of this memory to the other ranks. A `CudaSlice` does not work, because it comes from a pool. The ranks
-    /// first compare their buffers over NCCL, so that every rank gets an error if the buffer of one rank is not
+    /// handle of this memory to the other ranks. A `CudaSlice` does not work, because its memory comes from a pool. The
+    /// ranks first compare their buffers over NCCL, so that every rank gets an error if the buffer of one rank is not
     /// suitable. After such an error, the communicator stays usable, and the buffers are dropped.
     ///
     /// # Errors
     ///
     /// - `InvalidArgument` for a buffer of another context, and for an empty buffer.
-    /// - `Mismatch` if the lengths differ.
-    /// - `Unsupported` on every rank if the memory of any rank has another origin, or if NCCL is too old.
+    /// - `Mismatch` if the ranks' buffers differ in length.
+    /// - `Unsupported` on every rank if the memory of any rank does not come from `allocate` or `cuMemCreate`, or if
+    ///   NCCL is too old.
     /// - `Nccl`, `Timeout`.
     ///
     /// # Safety
     ///
     /// NCCL finds the other ranks' windows from this rank's own window. So all ranks must open their windows in the
-    /// same order. In every call, all ranks must use either the windows that they opened together, or none.
+    /// same order. In each later call, either all ranks must use the windows that they opened together, or no rank may
+    /// use a window.
     #[doc(alias = "ncclCommWindowRegister")]
     pub unsafe fn window<T: Data, B: Registrable<Element = T>>(&self, buffer: B) -> Result<Window<T, B>> {
         let (backend, timeout) = (self.backend(), self.config().timeout);

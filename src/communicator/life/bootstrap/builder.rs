@@ -25,8 +25,8 @@ use crate::error::{Error, Peer, Result};
 use crate::observe::LIFE;
 use crate::rendezvous::{self, JobStore, MemoryStore, PrefixStore, Rendezvous, Store};
 
-/// The settings of a communicator before it is made. Each setting is a field of [`Config`], except the request for a
-/// device. See [`Communicator::builder`].
+/// The settings for a communicator that is not made yet. Each setting except the request for a device is a field of
+/// [`Config`]. See [`Communicator::builder`].
 ///
 /// ```
 /// # use collectives::{Communicator, Transport};
@@ -80,7 +80,8 @@ impl Communicator {
         Self::builder().from_env()
     }
 
-    /// Joins the job at a URL: `env://`, `tcp://host:port?rank=R&world_size=N` or `file:///path?rank=R&world_size=N`.
+    /// Joins the job at a URL, which has one of these forms: `env://`, `tcp://host:port?rank=R&world_size=N` or
+    /// `file:///path?rank=R&world_size=N`.
     ///
     /// ```no_run
     /// # use collectives::Communicator;
@@ -116,7 +117,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a size of 0, and errors of the operating system.
+    /// `InvalidArgument` for a world size of 0, and errors of the operating system.
     #[doc(alias = "ncclCommInitAll")]
     pub fn local(world_size: usize) -> Result<Vec<Self>> {
         Self::builder().local(world_size)
@@ -134,21 +135,21 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The error of a rank that failed for a reason of its own, and not because it lost a peer. If there is none, the
-    /// error of the first rank that failed. A rank that panics is reported as lost.
+    /// The error of the first rank that failed for another reason than a lost peer. If every failed rank lost a peer,
+    /// the error of the first rank that failed. A rank that panics is reported as lost.
     pub fn run_local<R: Send>(world_size: usize, program: impl Fn(&Communicator) -> Result<R> + Sync) -> Result<Vec<R>> {
         Self::builder().run_local(world_size, program)
     }
 }
 
 impl Builder {
-    /// Replaces all settings. [`configure`](Self::configure) changes only some settings.
+    /// Replaces all settings. To change only some settings, use [`configure`](Self::configure).
     pub fn config(mut self, config: Config) -> Self {
         self.config = config;
         self
     }
 
-    /// Changes some settings: `change` gets the current settings, which are the defaults at first.
+    /// Changes some settings: `change` gets the current settings. At first, these are the defaults.
     ///
     /// ```
     /// # use collectives::{Communicator, Transport};
@@ -167,16 +168,17 @@ impl Builder {
     }
 
     /// Gives the communicator a device backend if there is a GPU for every rank. Otherwise the communicator has no
-    /// device backend, and [`Communicator::why_no_device`] returns the reason. Every rank must make the same request:
-    /// `device`, [`require_device`](Self::require_device) or neither.
+    /// device backend, and [`Communicator::why_no_device`] returns the reason. All ranks must make the same request:
+    /// all of them call `device`, all of them call [`require_device`](Self::require_device), or none of them calls
+    /// either.
     #[cfg(feature = "cuda")]
     pub fn device(mut self, choice: DeviceChoice) -> Self {
         self.device = Some(DeviceRequest { choice, required: false });
         self
     }
 
-    /// Requires a device backend, chosen as with [`device`](Self::device). If there can be no device backend, no
-    /// communicator is made: every rank gets `NoDevice`, with the reason.
+    /// Requires a device backend. `choice` selects the GPU, as for [`device`](Self::device). If there can be no device
+    /// backend, no communicator is made: every rank gets `NoDevice`, with the reason.
     #[cfg(feature = "cuda")]
     pub fn require_device(mut self, choice: DeviceChoice) -> Self {
         self.device = Some(DeviceRequest { choice, required: true });
@@ -226,8 +228,8 @@ impl Builder {
         comm
     }
 
-    /// Joins a job over a store that all ranks share. A store serves one communicator. For each further communicator,
-    /// put a [`PrefixStore`] with a new prefix over the store.
+    /// Joins a job over a store that all ranks share. Each store can serve only one communicator. For each further
+    /// communicator, put a [`PrefixStore`] with a new prefix over the store.
     ///
     /// If the ranks are on several hosts, set [`Config::listen_address`] to an address at which peers reach this rank.
     /// A store does not provide such an address, so without this setting the rank listens on the loopback interface.
@@ -275,7 +277,7 @@ impl Builder {
     /// The errors of [`Communicator::local`].
     pub fn local(self, world_size: usize) -> Result<Vec<Communicator>> {
         if world_size == 0 {
-            return Err(Error::argument("local", "a communicator has at least one rank"));
+            return Err(Error::argument("local", "a communicator must have at least one rank"));
         }
         let store = MemoryStore::new();
         let join = |rank: usize| self.clone().with_store(Arc::new(store.clone()), rank, world_size);

@@ -60,10 +60,13 @@ use crate::rendezvous::Store;
 
 /// The origin of a new communicator.
 pub(in crate::communicator) enum Origin {
-    /// A new job, in which this rank can be found at this listener.
+    /// A new job. Other ranks find this rank at this recovery listener.
     Job(RecoveryListener),
-    /// An older communicator: its recovery group, the ranks' numbers in the job, the name of the new communicator, and
-    /// the log of traces.
+    /// An older communicator. These values are for the new communicator:
+    /// - `recovery`: the recovery listeners of its ranks,
+    /// - `world_ranks`: the numbers of its ranks in the job,
+    /// - `name`: its name,
+    /// - `trace`: the log of the trace, which it shares with the older communicator.
     Communicator { recovery: RecoveryGroup, world_ranks: Arc<[usize]>, name: String, trace: Option<Arc<TraceLog>> },
 }
 

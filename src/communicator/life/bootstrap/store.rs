@@ -66,7 +66,7 @@ impl StoreExchange {
         }
         if exchange.store.add(&format!("collectives/claim/{rank}"), 1)? > 1 {
             let other = exchange.introduction(rank, deadline.remaining().min(Duration::from_secs(1)));
-            let other = other.unwrap_or_else(|| "one that gave no host and pid".to_owned());
+            let other = other.unwrap_or_else(|| "a process that gave no host and pid".to_owned());
             return Err(exchange.contradict(&format!("rank {rank} is claimed by two processes: {other}; and {me}")));
         }
         exchange.store.set(&who_key(rank), me.as_bytes())?;
@@ -119,7 +119,7 @@ impl StoreExchange {
         });
         let Attendance { mut missing, mut arrived } = attendance;
         if missing.is_empty() && !arrived.is_empty() {
-            doing = format!("rank {}, after all {} ranks of the job have joined, waiting for them to connect", self.rank, self.world_size);
+            doing = format!("rank {} waiting for the ranks of the job to connect, after all {} have joined", self.rank, self.world_size);
             (missing, arrived) = self.divided(arrived);
         }
         Error::Timeout { doing, elapsed: deadline.elapsed(), missing, arrived, meanwhile: Vec::new() }
@@ -283,7 +283,7 @@ fn split_blobs(mut bytes: &[u8], expected: usize) -> Result<Vec<Vec<u8>>> {
     if blobs.len() == expected && bytes.is_empty() {
         return Ok(blobs);
     }
-    Err(malformed(&format!("a list of {} blobs where {expected} were expected", blobs.len())))
+    Err(malformed(&format!("a list of {} blobs instead of {expected} blobs", blobs.len())))
 }
 
 #[cfg(test)]

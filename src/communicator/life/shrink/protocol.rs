@@ -40,7 +40,8 @@ pub(super) trait World {
     /// Waits for this time.
     fn pause(&self, limit: Duration);
 
-    /// Connects this rank with the other members, over keys of this store that only they use.
+    /// Connects this rank with the other members. The members exchange data under keys of this store that no other rank
+    /// uses.
     fn connect(&self, store: Arc<dyn Store>, setup: &GroupSetup<'_>) -> Result<Self::Connected>;
 }
 
@@ -110,12 +111,12 @@ impl<'a, W: World> Shrinking<'a, W> {
         self.round_key(round, &format!("join/{rank}"))
     }
 
-    /// Whether this rank has waited long enough for others.
+    /// Whether this rank has waited long enough for other ranks: for half of its timeout.
     fn is_impatient(&self) -> bool {
         self.deadline.elapsed() >= self.deadline.remaining()
     }
 
-    /// Returns the time since `moment`, which is measured from the beginning of the shrink.
+    /// Returns the time that has passed since `moment`. `moment` is a time since the beginning of the shrink.
     fn since(&self, moment: Duration) -> Duration {
         self.deadline.elapsed().saturating_sub(moment)
     }
@@ -137,7 +138,7 @@ impl<'a, W: World> Shrinking<'a, W> {
         Some((self.read_status(&*store).ok()??, store))
     }
 
-    /// Returns the store of a rank that leads this shrink, or has led it.
+    /// Returns the store of `rank` if that rank leads this shrink or has led it.
     fn leading(&self, rank: usize) -> Option<Arc<dyn Store>> {
         self.visit(rank).filter(|(status, _)| !matches!(status, Status::SteppedBack)).map(|(_, store)| store)
     }
@@ -150,7 +151,7 @@ impl<'a, W: World> Shrinking<'a, W> {
         Ok(Status::parse(&store.get(&key, SLICE)?))
     }
 
-    /// Whether these are ranks of the old communicator.
+    /// Whether all of `ranks` are numbers of ranks in the old communicator.
     fn are_ranks(&self, ranks: &[usize]) -> bool {
         ranks.iter().all(|rank| *rank < self.world.peers().len())
     }
@@ -168,8 +169,8 @@ impl<'a, W: World> Shrinking<'a, W> {
         self.gone.contains(&rank)
     }
 
-    /// Returns the lowest rank that leads. If every lower rank is gone, or this rank need not wait for it, returns this
-    /// rank. Returns `None` once the deadline has passed.
+    /// Returns the lowest rank that leads. If no lower rank leads, and this rank need not wait for any of them, returns
+    /// this rank. Returns `None` once the deadline has passed.
     ///
     /// Visiting a rank that lives but serves no store takes a while. So usually only the lowest rank is visited,
     /// because it should lead.
@@ -204,7 +205,7 @@ impl<'a, W: World> Shrinking<'a, W> {
         }
     }
 
-    /// Joins the rounds of `leader`; `None` if it is gone, or no longer leads.
+    /// Joins the rounds of `leader`. Returns `None` if `leader` is gone or no longer leads.
     fn follow(&mut self, leader: usize, store: &Arc<dyn Store>) -> Result<Option<W::Connected>> {
         let (mut joined, mut failed) = (0, 0);
         while !self.deadline.has_passed() {
@@ -245,7 +246,7 @@ impl<'a, W: World> Shrinking<'a, W> {
         })
     }
 
-    /// Leads a round; `None` if it failed.
+    /// Leads a round. Returns `None` if the round failed.
     fn lead(&mut self) -> Result<Option<W::Connected>> {
         let store = self.world.host()?;
         let round = match self.read_status(&*store)? {
@@ -275,7 +276,7 @@ impl<'a, W: World> Shrinking<'a, W> {
         }
     }
 
-    /// Waits for every rank that should join a round; `None` if a lower rank leads.
+    /// Waits for every rank that should join a round. Returns `None` if a lower rank leads.
     fn gather(&mut self, round: u64, store: &dyn Store) -> Result<Option<Vec<usize>>> {
         let began = self.deadline.elapsed();
         let mut joined = BTreeSet::from([self.me]);
@@ -348,7 +349,7 @@ impl<'a, W: World> Shrinking<'a, W> {
         Err(self.left_behind(&reason))
     }
 
-    /// Makes the communicator of the members; `None` if a member was lost meanwhile.
+    /// Makes the communicator of the members. Returns `None` if a member was lost meanwhile.
     fn connect(&mut self, leader: usize, round: u64, store: &Arc<dyn Store>, members: &[usize]) -> Result<Option<W::Connected>> {
         let store: Arc<dyn Store> = Arc::new(PrefixStore::new(self.round_key(round, "found"), Arc::clone(store)));
         let place = members.iter().position(|rank| *rank == self.me).unwrap_or_default();

@@ -9,11 +9,11 @@ pub(super) enum Status {
     Open(u64),
     /// The rank is about to close the round.
     Claim(u64),
-    /// The round is complete, with these ranks, which now connect.
+    /// The round is complete. Its members are these ranks, which now connect.
     Members(u64, Vec<usize>),
     /// The rank leads no round at the moment: a lower rank leads, or the last round failed.
     SteppedBack,
-    /// The rank has found that others may have continued.
+    /// The rank has found that other ranks may have continued.
     Refused,
     /// The rank is a member of the new communicator of these ranks.
     Over(Vec<usize>),

@@ -187,6 +187,6 @@ fn state_that_does_not_fit_the_shares_is_refused_on_all_ranks() {
         assert!(error.to_string().contains("tensor \"other.p"), "{error}");
         short.iter_mut().for_each(|share| share.push(0.0));
         let error = checkpoint.read_shares("adam.mean", &training.model, short.iter_mut().map(Vec::as_mut_slice)).unwrap_err();
-        assert!(error.to_string().contains("elements were passed for bucket 0, but this rank's share of it has"), "{error}");
+        assert!(error.to_string().contains("elements were passed for bucket 0, but this rank's share of the bucket has"), "{error}");
     });
 }
