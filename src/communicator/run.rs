@@ -30,10 +30,6 @@ impl Communicator {
     /// would cost more than passing a flag between two cores.
     #[inline]
     pub(super) fn execute(&self, mut prepared: Result<Prepared<'_>>) -> Result<()> {
-        let _caller = match &prepared {
-            Ok(prepared) => self.in_collective(|| prepared.name())?,
-            Err(_) => None,
-        };
         match &mut prepared {
             Ok(Prepared::Host(job, _)) => return self.run(job),
             #[cfg(feature = "cuda")]
@@ -65,7 +61,12 @@ impl Communicator {
     #[inline(always)]
     fn in_turn(&self, call: &Call, run: impl FnOnce(&mut HostBackend, &Deadline) -> Result<()>) -> Result<()> {
         let timeout = self.timeout();
-        let entered = self.core.shared.backend.with(timeout, |backend| run(backend, &Deadline::lazily(timeout)));
+        let in_collective = self.in_collective(|| call.name())?;
+        let entered = self.core.shared.backend.with(timeout, |backend| {
+            // Ends before the turn passes on: the next thread is not in a collective at the same time.
+            let _in_collective = in_collective;
+            run(backend, &Deadline::lazily(timeout))
+        });
         let result = entered.unwrap_or_else(|why| Err(self.no_turn(call.name(), why)));
         result.inspect_err(|error| self.core.shared.after_failure(error))
     }

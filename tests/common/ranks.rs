@@ -35,6 +35,13 @@ impl Wiring {
         self.builder_with(rank, Config::default())
     }
 
+    /// Does the same as [`Wiring::builder`], for a test whose threads make calls at the same time.
+    pub fn builder_for_threads(self, rank: usize) -> collectives::Builder {
+        let mut config = Config::default();
+        config.check_threads = false;
+        self.builder_with(rank, config)
+    }
+
     /// Does the same as [`Wiring::builder`], in addition to the test's own settings.
     pub fn builder_with(self, rank: usize, mut config: Config) -> collectives::Builder {
         config.timeout = patience(60);

@@ -148,7 +148,8 @@ fn calls_of_two_threads_at_the_same_time_are_an_error_on_every_rank() {
         each(communicators_with(2, checked), |comm| {
             if comm.rank() == 1 {
                 refused.meet();
-                let error = sum(&comm, 1).unwrap_err();
+                // Rank 0 may have given its part in its first call.
+                let error = sum(&comm, 1).and_then(|_| sum(&comm, 1)).unwrap_err();
                 assert!(matches!(error, Error::PeerLost { .. }) && error.peer().is_some_and(|peer| peer.rank == 0), "{error}");
                 return;
             }
@@ -158,7 +159,7 @@ fn calls_of_two_threads_at_the_same_time_are_an_error_on_every_rank() {
                 let error = comm.split(Some(0), 0).unwrap_err();
                 assert!(matches!(error, Error::Unordered { call: "split" }) && error.to_string().contains("lane"), "{error}");
                 let first = first.join().unwrap().unwrap_err();
-                assert!(matches!(first, Error::Unordered { .. } | Error::Poisoned { .. }), "{first}");
+                assert!(matches!(first, Error::Unordered { .. }), "{first}");
                 refused.meet();
                 assert!(matches!(sum(&comm, 1).unwrap_err(), Error::Poisoned { .. }));
             });
@@ -183,12 +184,11 @@ fn calls_of_two_threads_that_have_an_order_are_no_error() {
 #[test]
 fn unchecked_calls_wait_for_their_turn() {
     let waits = Meeting::new(2);
-    let unchecked = |rank| configured(Wiring::Shm, rank, |config| config.check_threads = false);
     // The program's own default counts as unset, so a variable could switch the check on.
     if std::env::var_os("COLLECTIVES_CHECK_THREADS").is_some() {
         return println!("skipped: COLLECTIVES_CHECK_THREADS is set");
     }
-    each(communicators_with(2, unchecked), |comm| {
+    each(communicators_with(2, |rank| Wiring::Shm.builder_for_threads(rank)), |comm| {
         if comm.rank() == 1 {
             waits.meet();
             assert_eq!([sum(&comm, 1).unwrap(), sum(&comm, 1).unwrap()], [2, 2]);

@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::common::meeting::wait_until;
-use crate::common::ranks::{Meeting, Wiring, threads};
+use crate::common::ranks::{Meeting, Wiring, threads_with};
 
 use collectives::{
     Communicator, Envelope, Error, ReduceOp,
@@ -38,7 +38,8 @@ static ALONE: Mutex<()> = Mutex::new(());
 fn with_two(wiring: Wiring, program: impl Fn(&Communicator, &Communicator) + Sync) {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let (begun, ended) = (Meeting::new(2), Meeting::new(2));
-    threads(wiring, 2, |world| {
+    let builder = |rank| wiring.builder_for_threads(rank);
+    threads_with(2, builder, |world| {
         let other = world.split(Some(0), 0).unwrap().unwrap();
         begun.meet();
         program(world, &other);
@@ -112,7 +113,10 @@ fn a_thread_behind_another_one_and_behind_a_started_call_names_both_too() {
                 });
                 wait_for(world, "all_reduce");
                 let error = world.with_timeout(LIMIT).barrier().unwrap_err();
-                assert!(!error.is_poisoned() && error.call().is_some_and(|call| call.contains("behind all_reduce number ")), "{error}");
+                assert!(
+                    !error.is_poisoned() && error.call().is_some_and(|call| call.contains("behind an earlier call (all_reduce number ")),
+                    "{error}"
+                );
                 assert!(meanwhile(&error).starts_with("barrier() number "), "{error}");
                 let error = first.join().unwrap().unwrap_err();
                 assert!(meanwhile(&error).starts_with("barrier() number "), "{error}");

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::common::meeting::wait_until;
-use crate::common::ranks::{Meeting, Wiring, communicators, each, threads};
+use crate::common::ranks::{Meeting, Wiring, communicators, communicators_with, each, threads, threads_with};
 
 use collectives::{
     Collective, Communicator, CustomOp, Envelope, Error, ReduceOp,
@@ -26,7 +26,7 @@ fn threads_that_share_a_communicator_take_turns() {
     const THREADS: usize = 4;
     const ROUNDS: u64 = 100;
     for wiring in WIRINGS {
-        each(communicators(wiring, 3), |comm| {
+        each(communicators_with(3, |rank| wiring.builder_for_threads(rank)), |comm| {
             let engine = Engine { comm, sums: Arc::default() };
             let workers: Vec<_> = (0..THREADS)
                 .map(|_| {
@@ -144,7 +144,8 @@ fn a_call_is_started_while_another_thread_is_in_a_blocking_one() {
 fn a_call_whose_turn_does_not_come_says_behind_which_and_the_communicator_lives() {
     for wiring in WIRINGS {
         let meeting = Meeting::new(2);
-        threads(wiring, 2, |comm| {
+        let builder = |rank| wiring.builder_for_threads(rank);
+        threads_with(2, builder, |comm| {
             if comm.rank() == 1 {
                 meeting.meet();
                 comm.barrier().unwrap();
@@ -157,7 +158,7 @@ fn a_call_whose_turn_does_not_come_says_behind_which_and_the_communicator_lives(
                 let error = late.all_reduce(&mut [1_u8], ReduceOp::Sum).unwrap_err();
                 assert!(error.is_timeout() && !error.is_poisoned(), "{error}");
                 let words = error.to_string();
-                assert!(words.contains("all_reduce") && words.contains("behind barrier number"), "{words}");
+                assert!(words.contains("all_reduce") && words.contains("behind an earlier call (barrier number"), "{words}");
                 meeting.meet();
                 waiting.join().unwrap();
             });

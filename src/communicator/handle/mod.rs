@@ -17,7 +17,7 @@ use std::time::Duration;
 use cudarc::driver::CudaStream;
 
 use crate::base::deadline::{packed, unpacked};
-use crate::base::ticket_lock::{NoTurn, TicketLock};
+use crate::base::ticket_lock::{NoTurn, TicketLock, Turn};
 use crate::call::Collective;
 use crate::call::algorithm::Algorithm;
 use crate::call::element::DType;
@@ -281,6 +281,11 @@ impl Communicator {
         self.core.shared.backend.with(self.timeout(), work)
     }
 
+    /// Waits for the turn of this thread, and holds it as long as the returned value lives.
+    pub(in crate::communicator) fn turn(&self, call: &'static str) -> Result<Turn<'_, HostBackend>> {
+        self.core.shared.backend.enter(self.timeout()).map_err(|why| self.no_turn(call, why))
+    }
+
     /// Runs several collectives in one turn: no other thread's call comes in between. A nested composite belongs to
     /// the outer one.
     pub(in crate::communicator) fn composite<R>(&self, call: &'static str, work: impl FnOnce() -> Result<R>) -> Result<R> {
@@ -288,8 +293,10 @@ impl Communicator {
         if backend.is_inside() && !backend.is_used_here() {
             return work();
         }
-        let _caller = self.in_collective(|| call)?;
-        let _turn = backend.enter(self.timeout()).map_err(|why| self.no_turn(call, why))?;
+        let in_collective = self.in_collective(|| call)?;
+        let _turn = self.turn(call)?;
+        // Ends before the turn passes on: the next thread is not in a collective at the same time.
+        let _in_collective = in_collective;
         work()
     }
 }

@@ -120,7 +120,8 @@ impl Communicator {
         let closed = {
             #[cfg(feature = "cuda")]
             let _turn = self.device_turn("close")?;
-            self.composite("close", || self.close_in_turn())
+            // Not a collective that another thread's calls need an order with: these end before, or are refused.
+            self.turn("close").and_then(|_turn| self.close_in_turn())
         };
         // Outside of the turn: calls that were started behind it are refused now, and their callbacks may wait for a
         // turn. Dropping a store may run the program's code.

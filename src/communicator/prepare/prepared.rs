@@ -52,18 +52,6 @@ pub(in crate::communicator) enum Prepared<'a> {
 }
 
 impl Prepared<'_> {
-    /// Returns the name of the method that was called.
-    pub(in crate::communicator) fn name(&self) -> &'static str {
-        match self {
-            Prepared::Host(job, _) => job.call.name(),
-            Prepared::HostMany(jobs, _) => jobs.call().name(),
-            #[cfg(feature = "cuda")]
-            Prepared::Device(call) => call.job.call.name(),
-            #[cfg(feature = "cuda")]
-            Prepared::DeviceMany(calls) => calls.first().map_or("many", |call| call.job.call.name()),
-        }
-    }
-
     /// Returns the element type of the buffers, if this is a single call.
     pub(in crate::communicator) fn element(&self) -> Option<TypeTag> {
         match self {
