@@ -1,6 +1,6 @@
 //! A stack of layers whose weights are split over the ranks, held in an `Arc` and called by a pool of threads.
 //!
-//! The threads share the weights. Each thread has its own communicator, a duplicate, so the calls of different requests
+//! The threads share the weights. Each thread has its own lane of the communicator, so the calls of different requests
 //! need no common order. Thread `n % threads` serves request `n` on every rank.
 //!
 //! `cargo launch --nproc-per-node 2 -- target/debug/examples/tensor_parallel`
@@ -39,35 +39,32 @@ impl Layer {
     }
 }
 
-/// The layers, and a communicator for each thread that calls them.
-struct Stack {
-    layers: Vec<Layer>,
-    comms: Vec<Communicator>,
-}
+/// The layers, which all threads share.
+struct Stack(Vec<Layer>);
 
 impl Stack {
-    fn new(comm: &Communicator) -> collectives::Result<Self> {
-        let layers = (0..LAYERS).map(|_| Layer::new(comm.rank(), comm.world_size())).collect();
-        let comms = (0..THREADS).map(|_| comm.duplicate()).collect::<collectives::Result<_>>()?;
-        Ok(Self { layers, comms })
+    fn new(comm: &Communicator) -> Self {
+        Self((0..LAYERS).map(|_| Layer::new(comm.rank(), comm.world_size())).collect())
     }
 
-    fn forward(&self, thread: usize, input: [f32; WIDTH]) -> collectives::Result<[f32; WIDTH]> {
-        self.layers.iter().try_fold(input, |values, layer| layer.forward(&self.comms[thread], &values))
+    fn forward(&self, lane: &Communicator, input: [f32; WIDTH]) -> collectives::Result<[f32; WIDTH]> {
+        self.0.iter().try_fold(input, |values, layer| layer.forward(lane, &values))
     }
 }
 
 fn main() -> collectives::Result<()> {
     let comm = Communicator::from_env()?;
-    let stack = Arc::new(Stack::new(&comm)?);
+    let stack = Arc::new(Stack::new(&comm));
     let (answer, answers) = channel();
     let pool: Vec<_> = (0..THREADS)
         .map(|thread| {
-            let (stack, answer) = (Arc::clone(&stack), answer.clone());
+            let (stack, answer, comm) = (Arc::clone(&stack), answer.clone(), comm.clone());
             std::thread::spawn(move || {
+                // The threads of the ranks with one number serve the same requests.
+                let lane = comm.lane(thread as u32)?;
                 for request in (thread..REQUESTS).step_by(THREADS) {
                     let input = std::array::from_fn(|place| (request * WIDTH + place) as f32);
-                    answer.send((request, stack.forward(thread, input)?)).expect("the main thread waits for the answers");
+                    answer.send((request, stack.forward(&lane, input)?)).expect("the main thread waits for the answers");
                 }
                 collectives::Result::Ok(())
             })

@@ -35,7 +35,7 @@ impl Transport {
     /// Every choice.
     pub const ALL: [Transport; 3] = [Transport::Auto, Transport::Shm, Transport::Tcp];
 
-    /// Returns the name used in `COLLECTIVES_TRANSPORT`, in messages and on command lines: `auto`, `shm`, `tcp`.
+    /// Returns the name used in `COLLECTIVES_TRANSPORT`, in error texts and on command lines: `auto`, `shm`, `tcp`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -71,7 +71,7 @@ impl Waiting {
     /// Every choice.
     pub const ALL: [Waiting; 3] = [Waiting::Auto, Waiting::Spin, Waiting::Sleep];
 
-    /// Returns the name used in `COLLECTIVES_WAITING` and in messages: `auto`, `spin`, `sleep`.
+    /// Returns the name used in `COLLECTIVES_WAITING` and in error texts: `auto`, `spin`, `sleep`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -142,8 +142,8 @@ impl fmt::Display for Waiting {
 /// | up to 32 | 128 KiB | 16 KiB | 32 ranks: 57 MiB |
 /// | up to 1024 | 64 KiB | 4 KiB | 64 ranks: 59 MiB |
 ///
-/// The size of the region is address space, which takes up no memory before it is used. Only these parts of the region
-/// take up memory:
+/// The region is address space, and it takes up no memory before it is used. Only these parts of the region take up
+/// memory:
 /// - about 4.5 KiB per rank at the start,
 /// - the parts of a rank's six slots that its calls fill,
 /// - the queues between ranks that send each other messages.
@@ -166,12 +166,12 @@ pub struct Config {
     /// when Linux ends the connection by its own limit (`net.ipv4.tcp_retries2`, about 15 minutes). If a process ends
     /// while its host still answers, the peers notice the end immediately. The time is counted in whole seconds, and is
     /// at least 2 seconds on an idle connection. Default: 60 seconds, which is longer than the failover of a switch or
-    /// the move of a virtual machine. Variable: `COLLECTIVES_SILENCE_TIMEOUT` (seconds, `0` for no limit).
+    /// the migration of a virtual machine takes. Variable: `COLLECTIVES_SILENCE_TIMEOUT` (seconds, `0` for no limit).
     pub silence_timeout: Duration,
     /// The links to use. Default: `Auto`. Variable: `COLLECTIVES_TRANSPORT` (`auto`, `shm` or `tcp`).
     pub transport: Transport,
-    /// How this rank waits for other ranks in calls on host memory. Ranks may differ. If there are more ranks than
-    /// cores, a rank that never sleeps gives up its core between two polls. Default: `Auto`. Variable:
+    /// How this rank waits for other ranks in calls on host memory. Ranks may have different settings. If there are
+    /// more ranks than cores, a rank that never sleeps gives up its core between two polls. Default: `Auto`. Variable:
     /// `COLLECTIVES_WAITING` (`auto`, `spin` or `sleep`).
     pub waiting: Waiting,
     /// Reduces only in rank order, so that the result has the same bits for every transport, algorithm and number of
@@ -185,8 +185,8 @@ pub struct Config {
     pub reproducible: bool,
     /// The host identity: ranks with equal values count as ranks of one host. If this is `None` (the default), a host
     /// is identified by its boot id, and by the network namespace, the user namespace and the user id of the process.
-    /// To try a job of several hosts on one machine, set different values on the ranks. Equal values cannot enable
-    /// ranks to share memory: ranks with equal values that cannot share memory use TCP. Variable:
+    /// To try a job of several hosts on one machine, set different values on the ranks. Equal values alone do not
+    /// enable ranks to share memory. If ranks with equal values cannot share memory, they use TCP. Variable:
     /// `COLLECTIVES_HOST_IDENTITY`.
     pub host_identity: Option<String>,
     /// Algorithms for ranges of sizes, instead of the automatic choice. `"doubling:0-16K,ring:16K-".parse()?` makes
@@ -205,9 +205,9 @@ pub struct Config {
     /// the store is closed once every rank has joined.
     pub keep_store: bool,
     /// Whether a collective is refused while another thread of this rank is in a collective on the same communicator.
-    /// Two such calls have no order, so each call can get the results of the other call, and nothing else detects that.
-    /// The refused call returns [`Unordered`](Error::Unordered), and the communicator ends. Give each thread its own
-    /// [lane](crate::Communicator::lane), or order the calls.
+    /// Two such calls have no order, so each call can get the results of the other call, and no other check detects
+    /// that. The refused call returns [`Unordered`](Error::Unordered), and the communicator ends. Give each thread its
+    /// own [lane](crate::Communicator::lane), or order the calls.
     ///
     /// Only blocking calls are checked. Switch the check off if the program orders the calls of two threads in a way
     /// that lets the second call begin before the first has returned. Cost: an atomic operation for each call. Default:
@@ -231,8 +231,9 @@ pub struct Config {
     pub flight_recorder_dir: Option<PathBuf>,
     /// How long a call may wait for its peers before a warning reports the call and the missing ranks. There is one
     /// warning for each such call. The warning goes to `tracing`, or to standard error if the program has no
-    /// subscriber. If half of the call's timeout passes sooner, the warning comes at that time, and goes only to
-    /// `tracing`. Zero: never. Default: 30 seconds. Variable: `COLLECTIVES_STALL_WARNING` (seconds, `0` for never).
+    /// subscriber. For calls with a timeout of less than twice this time, the warning comes at half the timeout, and
+    /// only to `tracing`. Zero: never. Default: 30 seconds. Variable: `COLLECTIVES_STALL_WARNING` (seconds, `0` for
+    /// never).
     pub stall_warning: Duration,
     /// Receives the figures of every call when the call has ended; see [`observe`](crate::observe). Communicators made
     /// from this communicator also report to this observer. Default: `None`.
@@ -269,10 +270,10 @@ pub struct Config {
     /// real GPU has run it.
     #[cfg(feature = "cuda")]
     pub nccl: NcclConfig,
-    /// The NCCL library to load. The program vouches for this file. If this is `None` (the default), the communicator
-    /// uses the NCCL library that the process has already loaded. If the process has loaded none, the system's loader
-    /// looks for `libnccl.so.2`. The first communicator with a device determines the library for the whole process.
-    /// Variable: `COLLECTIVES_NCCL_LIBRARY` (a file).
+    /// The NCCL library to load. The program promises that this file is an NCCL library. If this is `None` (the
+    /// default), the communicator uses the NCCL library that the process has already loaded. If the process has loaded
+    /// none, the system's loader looks for `libnccl.so.2`. The first communicator with a device determines the library
+    /// for the whole process. Variable: `COLLECTIVES_NCCL_LIBRARY` (a file).
     #[cfg(feature = "cuda")]
     pub nccl_library: Option<NcclLibrary>,
     /// The maximum device memory, in bytes, that a communicator uses as scratch memory. Two kinds of calls need scratch
@@ -284,10 +285,10 @@ pub struct Config {
     /// use the smallest. Default: 256 MiB. Scratch memory was tested only on a simulated GPU.
     #[cfg(feature = "cuda")]
     pub device_scratch_bytes: usize,
-    /// The calls on device memory that the ranks compare before they queue them. The ranks compare the calls over the
-    /// host backend. All ranks compare their collectives. The two ends of a message compare the message. Default: all
-    /// calls. Variable: `COLLECTIVES_CHECK_DEVICE_CALLS` (`1` for all calls, even if the program asks to compare
-    /// fewer). All ranks must have the same setting. No real GPU has run device calls.
+    /// Which device calls the ranks compare, over the host backend, before they queue them: all ranks for a collective,
+    /// the two ends for a message. Default: all calls. Variable: `COLLECTIVES_CHECK_DEVICE_CALLS` (`1` for all calls,
+    /// even if the program asks to compare fewer). All ranks must have the same setting. No real GPU has run device
+    /// calls.
     ///
     /// NCCL itself compares nothing: on a mismatch, NCCL hangs, moves wrong bytes, or writes past the end of a buffer.
     /// With [`CheckDeviceCalls::unchecked_after`], the ranks compare fewer calls, and you promise that the ranks make
@@ -299,10 +300,10 @@ pub struct Config {
     /// communicators ([`Communicator::group_across`](crate::Communicator::group_across)). When a rank finds a mismatch
     /// in one of these, other ranks already know of the calls, so the mismatch ends the communicators involved.
     ///
-    /// **Cost.** A compared collective returns only when every rank has made it. The comparison costs as much time as
-    /// an `all_gather_into` of 40 B on the host. A compared receive returns only when its sender has made the send. The
-    /// comparison costs one message of 24 B on the host. A compared send returns immediately, unless many earlier sends
-    /// are still waiting for their receives.
+    /// **Cost.** A compared collective returns only when every rank has made it. The comparison of a collective costs
+    /// as much time as an `all_gather_into` of 40 B on the host. A compared receive returns only when its sender has
+    /// made the send. The comparison of a message costs one message of 24 B on the host. A compared send returns
+    /// immediately, unless many earlier sends are still waiting for their receives.
     ///
     /// **Order.** A communicator's device calls and its collectives on host memory have one common order. All ranks
     /// must make these calls in the same order. A device call waits for the other ranks, as a collective on host memory

@@ -92,8 +92,8 @@ fn list_meanwhile(meanwhile: &[String]) -> String {
 
 /// Any error of the crate, with the operation that failed.
 ///
-/// Prefer the predicates, such as [`Error::is_timeout`], to matching on variants, because the predicates keep working
-/// when variants are added. The documentation of each variant says whether the communicator stays usable. If the
+/// Use predicates such as [`Error::is_timeout`] instead of matches on variants, because predicates keep working when
+/// variants are added. The documentation of each variant says whether the communicator stays usable. If the
 /// communicator has ended, later calls return [`Poisoned`](Self::Poisoned), and [`shrink`](crate::Communicator::shrink)
 /// can make a new communicator of the remaining ranks.
 ///
@@ -143,8 +143,8 @@ pub enum Error {
         /// The name of the method that was called.
         call: &'static str,
     },
-    /// A URL, variable, option or flag cannot be understood, or does not fit this host. If a start fails with this
-    /// error, no communicator is made.
+    /// A URL, variable, option or flag cannot be understood, or does not fit this host. If the start of a communicator
+    /// fails with this error, no communicator is made.
     #[error("{what}: {reason}")]
     Config {
         /// The offending part, quoted.
@@ -152,7 +152,7 @@ pub enum Error {
         /// What is wrong with it and what is expected.
         reason: String,
     },
-    /// The call is valid but not supported. The communicator stays usable, except in a forked child.
+    /// The call is valid but not supported. The communicator stays usable, except in a forked child process.
     #[error("{what} is not supported: {reason}")]
     Unsupported {
         /// The operation that was asked for.
@@ -164,8 +164,8 @@ pub enum Error {
     /// collectives, no buffer was touched.
     ///
     /// A mismatch of calls on host memory ends the communicator, except in [`alloc`](crate::Communicator::alloc). On
-    /// devices, a mismatch of collectives leaves the communicator usable. A mismatch of device messages, or a mismatch
-    /// in a group of several communicators, ends the communicator.
+    /// devices, a mismatch of collectives leaves the communicator usable. A mismatch of device messages ends the
+    /// communicator. A mismatch in a group with calls of several communicators ends these communicators.
     #[error("rank {} called {first_call}, but rank {} called {second_call}", first.rank, second.rank)]
     Mismatch {
         /// One of the two ranks.
@@ -177,7 +177,7 @@ pub enum Error {
         /// Its call in words.
         second_call: String,
     },
-    /// The two ends of a message do not match, or the other end gave up. Only this message is affected. The
+    /// The two ends of a message do not match, or the other end gave up the message. Only this message is affected. The
     /// communicator stays usable.
     #[error("{doing}: {reason}")]
     Message {
@@ -227,7 +227,7 @@ pub enum Error {
         /// How the loss was noticed.
         reason: String,
     },
-    /// The communicator was closed before. It stays closed.
+    /// The communicator was closed before this call. It stays closed.
     #[error("{call}: this communicator has been closed; make another communicator, or close this one after its last call")]
     Closed {
         /// The call that was refused.
@@ -238,8 +238,8 @@ pub enum Error {
     /// - ranks have different world sizes or settings,
     /// - ranks pass different lists to [`subgroup`](crate::Communicator::subgroup).
     ///
-    /// If a start fails with this error, no communicator is made. If the error occurs after the start, the communicator
-    /// stays usable.
+    /// If the start of a communicator fails with this error, no communicator is made. If the error occurs after the
+    /// start, the communicator stays usable.
     #[error("the ranks of this job cannot form a communicator: {reason}")]
     Conflict {
         /// Which ranks contradict each other, and how.
@@ -273,8 +273,8 @@ pub enum Error {
         by: Peer,
     },
     /// A peer or server sent bytes that cannot be understood. If the bytes are an object of an unexpected type, the
-    /// communicator stays usable. Bytes that are not a message end the communicator. If a start fails with this error,
-    /// no communicator is made.
+    /// communicator stays usable. Bytes that are not a message end the communicator. If the start of a communicator
+    /// fails with this error, no communicator is made.
     #[error("{with} sent data that cannot be understood: {reason}")]
     Protocol {
         /// The sender.
@@ -282,8 +282,8 @@ pub enum Error {
         /// What was wrong, with the offending value.
         reason: String,
     },
-    /// One end of a connection has the job's secret, and the other has none or a different one. If a start fails with
-    /// this error, no communicator is made.
+    /// One end of a connection has the job's secret, and the other end has no secret or a different one. If the start
+    /// of a communicator fails with this error, no communicator is made.
     #[error("{with}: no proof of the job's secret: {reason}")]
     Unauthorized {
         /// The other end.
@@ -336,7 +336,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Wraps an error of the operating system with the operation that failed.
+    /// Wraps an error of the operating system with a description of the operation that failed.
     pub fn io(doing: impl Into<String>, error: impl Into<io::Error>) -> Self {
         Self::Io { doing: doing.into(), error: Arc::new(error.into()) }
     }
@@ -346,7 +346,7 @@ impl Error {
         Self::Config { what: what.into(), reason: reason.into() }
     }
 
-    /// Creates an error for something that is not supported, with the reason and an alternative.
+    /// Creates an error for an operation that is not supported, with the reason and an alternative.
     pub fn unsupported(what: impl Into<String>, reason: impl Into<String>) -> Self {
         Self::Unsupported { what: what.into(), reason: reason.into() }
     }
@@ -449,8 +449,8 @@ impl Error {
         }
     }
 
-    /// Returns how long the call had been running, if known. For a [`Poisoned`](Self::Poisoned) error, returns how long
-    /// the call that ended the communicator had been running.
+    /// Returns how long the call had been running when it failed, if known. For a [`Poisoned`](Self::Poisoned) error,
+    /// returns how long the call that ended the communicator had been running when it failed.
     #[must_use]
     pub fn elapsed(&self) -> Option<Duration> {
         match self.root() {
@@ -459,8 +459,8 @@ impl Error {
         }
     }
 
-    /// Returns whether a deadline passed. For a [`Poisoned`](Self::Poisoned) error, returns whether a deadline is the
-    /// cause.
+    /// Returns whether a deadline passed. For a [`Poisoned`](Self::Poisoned) error, returns whether a passed deadline
+    /// is the cause.
     #[must_use]
     pub fn is_timeout(&self) -> bool {
         matches!(self.root(), Self::Timeout { .. })
@@ -480,7 +480,7 @@ impl Error {
         matches!(self.root(), Self::Mismatch { .. } | Self::Message { .. })
     }
 
-    /// Returns whether one end could not prove to the other that it knows the job's secret. For a
+    /// Returns whether one end of a connection could not prove that it knows the job's secret. For a
     /// [`Poisoned`](Self::Poisoned) error, returns whether a missing proof is the cause.
     #[must_use]
     pub fn is_unauthorized(&self) -> bool {
@@ -493,7 +493,8 @@ impl Error {
         matches!(self, Self::Unsupported { .. })
     }
 
-    /// Returns whether the call came after [`Communicator::close`](crate::Communicator::close).
+    /// Returns whether the call was refused because it was made after
+    /// [`Communicator::close`](crate::Communicator::close).
     #[must_use]
     pub fn is_closed(&self) -> bool {
         matches!(self, Self::Closed { .. })

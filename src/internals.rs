@@ -257,7 +257,7 @@ pub struct Mailboxes {
 }
 
 impl Mailboxes {
-    /// Creates the parts of `ranks` ranks, over one region.
+    /// Creates the `Mailboxes` of each of `ranks` ranks, all over one region.
     ///
     /// # Errors
     ///
@@ -288,7 +288,7 @@ impl Mailboxes {
     ///
     /// # Errors
     ///
-    /// An error if the other rank is late or at another volley.
+    /// An error if the other rank is late, or if its flag belongs to another volley.
     pub fn volley(&mut self, is_first: bool) -> Result<()> {
         let number = self.next();
         let words = |is_first: bool| [number, u64::from(is_first), !number, 7];
@@ -317,8 +317,8 @@ impl fmt::Debug for Mailboxes {
     }
 }
 
-/// Functions that the fuzz targets call with arbitrary bytes. A function panics if a property does not hold. Each
-/// function is defined next to the code that it tests.
+/// Functions that the fuzz targets call with arbitrary bytes. A function panics if a property that it tests does not
+/// hold. Each function is defined next to the code that it tests.
 pub mod fuzz {
     #[cfg(feature = "encryption")]
     pub use crate::authentication::fuzz::{handshake, records};
@@ -332,8 +332,8 @@ pub mod fuzz {
     };
     pub use crate::rendezvous::fuzz::{file_log, launchers, settings, store_replies, store_requests, store_service, urls};
 
-    /// Returns initial inputs for the fuzz targets, each with the name of its target. The inputs are valid data, as
-    /// ranks send it.
+    /// Returns initial inputs for the fuzz targets, each with the name of its target. The inputs are valid data of the
+    /// kind that ranks send.
     pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         let mut seeds = crate::rendezvous::fuzz::seeds();
         seeds.extend(crate::host::fuzz::seeds());

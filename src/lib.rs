@@ -1,5 +1,5 @@
 //! Collective communication between threads, processes, hosts and GPUs: all-reduce, broadcast, gather, scatter,
-//! all-to-all, messages. Device support is experimental: no real GPU has run it.
+//! all-to-all, messages. Device support is experimental, and has not run on a real GPU yet.
 //!
 //! ```
 //! use collectives::{Communicator, ReduceOp};
@@ -35,15 +35,15 @@
 //! The guide explains the concepts, failures and performance. The guide is the mdBook in the folder `docs/` of the
 //! repository: read `docs/src/SUMMARY.md`, or run `mdbook build docs`.
 //!
-//! - Collectives are methods of [`Communicator`]. They reduce with a [`ReduceOp`] or a [`CustomOp`]. They take any
-//!   [`Buffer`]: a slice, a vector, an array or a single element. The elements are of any [`Element`] or plain [`Data`]
-//!   type.
+//! - Collectives are methods of [`Communicator`]. Collectives that reduce use a [`ReduceOp`] or a [`CustomOp`].
+//!   Collectives take any [`Buffer`]: a slice, a vector, an array or a single element. The elements can be of any
+//!   [`Element`] type or plain [`Data`] type.
 //! - Methods with a name that begins with `start_` start *background calls*. Such a method returns before the call has
 //!   ended. It returns a [`Work`], which gives the buffers back at the end of the call.
 //! - If the communicator has a GPU (`Builder::device`), the same methods also take device buffers, including cudarc's
-//!   slices. These calls are queued on a stream (`Communicator::with_stream` chooses one) and use NCCL and this crate's
-//!   own kernels. [`nccl`] is the device interface without the host backend. [`interop`] lets calls use memory of other
-//!   crates.
+//!   slices. Calls with device buffers are queued on a stream, and use NCCL and this crate's own kernels.
+//!   `Communicator::with_stream` chooses the stream. [`nccl`] is the device interface without the host backend. With
+//!   [`interop`], calls can use memory of other crates.
 //! - [`store`] contains the stores and their trait. [`flight`] contains the records of the last calls.
 //! - All errors have one type, [`Error`], which gives the operation, the peers involved, and the time the operation
 //!   took.
@@ -51,9 +51,9 @@
 //!
 //! # Features
 //!
-//! - `cuda` (on by default): devices (experimental). The crate does not link to the driver or to NCCL. It loads them
-//!   when they are first needed.
-//! - `serde`: collectives and messages on any serialisable value.
+//! - `cuda` (on by default): support for devices, which is experimental. The crate does not link to the driver or to
+//!   NCCL. It loads each of them when it is first needed.
+//! - `serde`: collectives and messages with any serialisable value.
 //! - `float8`: the element types of the crate `float8`.
 //! - `encryption`: encrypted TCP connections ([`Config::encrypt`]).
 //!

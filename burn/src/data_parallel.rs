@@ -57,19 +57,21 @@ impl DataParallel {
     ///
     /// Fails in these cases:
     ///
-    /// - The parameters in the ranks' modules differ in name, shape or type. The error names the first difference.
+    /// - The parameters in the ranks' modules differ in number, name, shape or type. The error names the first
+    ///   difference.
     /// - A parameter is not `f32`, `f64`, `f16` or `bf16`.
-    /// - [`Communicator::broadcast`] fails.
+    /// - [`collectives_train::DataParallel::new`] or [`Communicator::broadcast`] fails.
     pub fn new<M: Module>(comm: &Communicator, module: M) -> Result<(Self, M)> {
         Self::with_options(comm, module, Options::default())
     }
 
     /// Copies the parameters and creates the buckets like [`new`](Self::new), but with the given options: the bucket
-    /// sizes, and how gradients are combined.
+    /// sizes, the op that combines gradients, and the treatment of missing gradients.
     ///
     /// # Errors
     ///
-    /// The errors of [`new`](Self::new).
+    /// The errors of [`new`](Self::new). Also fails if the ranks' options differ, except in the weight of a `PreMulSum`,
+    /// or if the op is not `Avg`, `Sum` or `PreMulSum`.
     pub fn with_options<M: Module>(comm: &Communicator, module: M, options: Options) -> Result<(Self, M)> {
         let all = trained(&module);
         let parameters = all.iter().map(Trained::described).collect::<Result<_>>()?;

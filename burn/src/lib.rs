@@ -2,8 +2,8 @@
 //!
 //! - [`all_reduce`], [`all_gather`], [`reduce_scatter`], [`broadcast`] and [`all_to_all`] take a tensor of any backend
 //!   and return a new one. No gradient flows through these calls.
-//! - [`DataParallel`] gives all ranks the same parameters, and averages the gradients between a backward pass and an
-//!   optimiser's step.
+//! - [`DataParallel`] gives all ranks the same parameters, and averages the gradients over the ranks, after a backward
+//!   pass and before the optimiser's step.
 //! - [`Trainer`] runs whole training steps: the backward pass, the averaging, and the optimiser's update.
 //!
 //! ```
@@ -19,9 +19,9 @@
 //! # Ok::<(), collectives::Error>(())
 //! ```
 //!
-//! All ranks must make the same calls, with the same types and shapes, in the same order. If calls differ, all ranks
-//! get an error that names both calls. The calls support `f64`, `f32`, `f16`, `bf16` and the integer types. Quantised
-//! types and `bool` are not supported. Convert `bool` tensors with `int`.
+//! All ranks must make the same calls, with the same types and shapes, in the same order. If ranks make different
+//! calls, all ranks get an error that names two of these calls. The calls support `f64`, `f32`, `f16`, `bf16` and the
+//! integer types. Quantised types and `bool` are not supported. Convert `bool` tensors with burn's method `int` first.
 //!
 //! A call moves the tensor to the host as [`TensorData`](burn::tensor::TensorData), computes there, and moves the
 //! result back. If the backend computes on the host and no other tensor shares the memory, nothing is copied. A tensor

@@ -59,12 +59,12 @@ impl Trainer {
         Self::with_options(comm, module, optimizer, Options::default())
     }
 
-    /// Creates a trainer like [`new`](Self::new), but with the given options: the bucket sizes, and how gradients are
-    /// combined.
+    /// Creates a trainer like [`new`](Self::new), but with the given options: the bucket sizes, the op that combines
+    /// gradients, and the treatment of missing gradients.
     ///
     /// # Errors
     ///
-    /// The errors of [`new`](Self::new).
+    /// The errors of [`DataParallel::with_options`].
     pub fn with_options<M: Module>(comm: &Communicator, module: M, optimizer: ModuleOptimizer, options: Options) -> Result<(Self, M)> {
         let (parallel, module) = DataParallel::with_options(comm, module, options)?;
         Ok((Self { comm: comm.clone(), parallel, optimizer }, module))
@@ -76,7 +76,7 @@ impl Trainer {
     /// # Errors
     ///
     /// Fails if the loss is not `f32`, `f64`, `f16` or `bf16`, or if [`DataParallel::average`] fails. An error consumes
-    /// the module, so keep a clone of it if you want to continue after an error.
+    /// the module, so keep a clone of the module if you want to continue after an error.
     pub fn step<M: Module>(&mut self, learning_rate: f64, module: M, loss: Tensor<1>) -> Result<(M, f64)> {
         if !loss.is_tracked() {
             return Err(Error::shape("Trainer::step", "the loss has no backward pass: create the module on `Device::autodiff`"));
@@ -94,7 +94,8 @@ impl Trainer {
         &self.optimizer
     }
 
-    /// Returns the optimiser mutably, so that its state can be loaded. Load the same state on every rank.
+    /// Returns a mutable reference to the optimiser, so that its state can be loaded. Load the same state on every
+    /// rank.
     pub fn optimizer_mut(&mut self) -> &mut ModuleOptimizer {
         &mut self.optimizer
     }

@@ -170,9 +170,9 @@ impl ColumnParallelLinear {
         self
     }
 
-    /// Returns the outputs of the layers in the matrix, in the order of the layers. Each output has the shape `[..,
-    /// outputs / ranks]`, or `[.., outputs]` after a call of [`gathering`](Self::gathering). If the matrix has a single
-    /// layer, its output is the same as the output of [`forward`](Module::forward).
+    /// Returns the outputs of the layers in the matrix, in the order of the layers. Each output has the shape
+    /// `[.., outputs / ranks]`, or `[.., outputs]` if the layer was made with [`gathering`](Self::gathering). If the
+    /// matrix has a single layer, its output is the same as the output of [`forward`](Module::forward).
     ///
     /// # Errors
     ///

@@ -49,17 +49,18 @@ impl DataParallel {
     ///
     /// - The variables do not meet these requirements.
     /// - The ranks' variables differ in number, shape or type.
-    /// - [`Communicator::broadcast`] fails.
+    /// - [`collectives_train::DataParallel::new`] or [`Communicator::broadcast`] fails.
     pub fn new(comm: &Communicator, variables: Vec<Var>) -> Result<Self> {
         Self::with_options(comm, variables, Options::default())
     }
 
     /// Copies the variables and creates the buckets like [`new`](Self::new), but with the given options: the bucket
-    /// sizes, and how gradients are combined.
+    /// sizes, the op that combines gradients, and the treatment of missing gradients.
     ///
     /// # Errors
     ///
-    /// The errors of [`new`](Self::new).
+    /// The errors of [`new`](Self::new). Also fails if the ranks' options differ, except in the weight of a `PreMulSum`,
+    /// or if the op is not `Avg`, `Sum` or `PreMulSum`.
     pub fn with_options(comm: &Communicator, variables: Vec<Var>, options: Options) -> Result<Self> {
         let parameters: Result<Vec<Parameter>> =
             variables.iter().enumerate().map(|(number, variable)| parameter(number, variable)).collect();
@@ -75,7 +76,7 @@ impl DataParallel {
     }
 
     /// Adds the gradient of a variable. `variable` is the variable's index in the list that was passed to
-    /// [`new`](Self::new). The call copies the gradient. As soon as the gradient's bucket is full, the bucket is
+    /// [`new`](Self::new). This method copies the gradient. As soon as the gradient's bucket is full, the bucket is
     /// reduced in the background. If a model is differentiated layer by layer, averaging runs while the gradients of
     /// earlier layers are computed.
     ///

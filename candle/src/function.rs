@@ -129,7 +129,7 @@ impl CustomOp1 for Function {
     }
 }
 
-/// Reduces a tensor over all ranks, and returns the result as a new tensor. With `Sum` and `Avg` the call is
+/// Reduces a tensor over all ranks, and returns the result as a new tensor. With `Sum` and `Avg`, the call is
 /// differentiable. The backward pass makes the same call on the gradient. The backward pass thus returns the gradient
 /// of the sum of all ranks' losses.
 ///
@@ -163,9 +163,9 @@ pub fn all_gather(comm: &Communicator, tensor: &Tensor, dimension: usize) -> Res
     Function { comm: comm.clone(), forward: Step::AllGather, backward: Some(Step::ReduceScatter(ReduceOp::Sum)) }.apply(tensor, dimension)
 }
 
-/// Reduces all ranks' tensors and returns this rank's part along a dimension: `[.., d, ..]` becomes `[.., d / ranks,
-/// ..]`. With `Sum` and `Avg` the call is differentiable. The backward pass makes an [`all_gather`] of the gradient.
-/// For `Avg`, the backward pass also divides the gradient by the number of ranks.
+/// Reduces all ranks' tensors and returns this rank's part along a dimension: `[.., d, ..]` becomes
+/// `[.., d / ranks, ..]`. With `Sum` and `Avg`, the call is differentiable. The backward pass makes an [`all_gather`]
+/// of the gradient. For `Avg`, the backward pass also divides the gradient by the number of ranks.
 ///
 /// # Errors
 ///

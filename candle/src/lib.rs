@@ -30,8 +30,8 @@
 //! ```
 //!
 //! All ranks must make the same calls, with the same types and shapes, in the same order. Backward passes make calls
-//! too, so all ranks must also run the same backward passes in the same order. If calls differ, all ranks get an error
-//! that names both calls. candle's error type wraps this error.
+//! too, so all ranks must also run the same backward passes in the same order. If ranks make different calls, all ranks
+//! get an error that names two of these calls. candle's error type wraps this error.
 //!
 //! All types that candle computes with are supported: `u8`, `u32`, `i16`, `i32`, `i64`, `bf16`, `f16`, `f32`, `f64` and
 //! `F8E4M3`. A tensor that is not contiguous is copied first.

@@ -13,11 +13,11 @@ pub(crate) fn extent(layout: &Layout) -> Result<(usize, usize)> {
 
 /// An operation that computes new elements from existing ones, of any type and in any memory.
 pub(crate) trait Compute {
-    /// If the operation only copies `len` elements on this rank, returns the index of the first of them. Otherwise
-    /// returns `None`.
+    /// If the operation on this rank is a plain copy of `len` elements, returns the index of the first copied element.
+    /// Otherwise returns `None`.
     fn copied_from(&self, len: usize) -> Option<usize>;
 
-    /// Fills a destination that contains zeros at first.
+    /// Writes the results into `destination`, which contains zeros when this method is called.
     fn run<S, D>(&self, source: &S, destination: &mut D) -> collectives::Result<()>
     where
         S: Buffer<Element: Element> + ?Sized,

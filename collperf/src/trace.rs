@@ -186,7 +186,7 @@ mod tests {
             ("{", "not JSON"),
             ("[]", "not a file of the format"),
             (r#"{"otherData": {"format": "collectives trace", "version": 2}}"#, "has version 2"),
-            (r#"{"otherData": {"format": "collectives trace", "version": 1}}"#, "are missing"),
+            (r#"{"otherData": {"format": "collectives trace", "version": 1}}"#, "the file lacks its base time"),
         ] {
             let error = parse(text.as_bytes()).unwrap_err();
             assert!(error.contains(reason), "{error}");

@@ -1,4 +1,4 @@
-"""How calls are done: in shared memory, between hosts, and on devices."""
+"""How calls work: in shared memory, between hosts, and on devices."""
 
 from canvas import CARD, Canvas, DARK, FAINT, FILL, FOLDED, INK, LINE, PLAIN
 

@@ -241,8 +241,8 @@ impl JobStore {
     ///
     /// # Errors
     ///
-    /// The errors of [`TcpStore::connect`]. Also an error if this process cannot listen at the address, except if the
-    /// address belongs to another host or is in use.
+    /// The errors of [`TcpStore::connect`]. Also an error if this process cannot listen at the address. Exception: if
+    /// the address belongs to another host or is in use, connects to the server instead.
     pub fn serve_or_reach(name: &str, address: &str, port: u16, secret: Option<&Secret>, patience: Duration) -> collectives::Result<Found> {
         Place { address: address.to_owned(), port, secret: secret.cloned() }.serve_or_reach(name, patience)
     }

@@ -55,7 +55,7 @@ impl fmt::Display for Bind {
 pub enum Asked {
     /// The command line does not mention a binding. Ranks are bound to cores if there are enough cores.
     Nothing,
-    /// This binding. If this binding is impossible, the result is an error, not another binding.
+    /// This kind of binding. If it is impossible, the result is an error: no other kind is tried.
     For(Bind),
     /// One core for each rank. If there are too few cores, several ranks share a core.
     CoresInTurns,
@@ -89,7 +89,7 @@ impl Binding {
         Self { to: Bind::None, processors: vec![], is_asked: why.is_none(), why_none: why }
     }
 
-    /// Places `ranks` ranks of this host on the processors that the calling thread may use.
+    /// Chooses processors for each of `ranks` ranks of this host, among the processors that the calling thread may use.
     ///
     /// # Errors
     ///

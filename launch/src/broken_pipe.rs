@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// The exit code that shells report for a death by SIGPIPE.
 const CODE: i32 = 128 + SIGPIPE;
 
-/// Ends this process because no process reads its output any more. `is_rank` is whether this process is a rank that
+/// Ends this process because no process reads its output any more. `is_rank` says whether this process is a rank that
 /// writes to its launcher's standard output. Such a rank first asks the launcher to end all ranks immediately.
 /// Otherwise the other ranks would report that this rank is lost.
 pub fn end_unread(is_rank: bool) -> ! {

@@ -12,7 +12,7 @@ pub(super) enum Event {
     Ended(usize, ExitReason),
     /// This signal arrived.
     Signal(i32),
-    /// The launcher that started this one is gone.
+    /// The launcher that started this launcher is gone.
     Orphaned,
     /// This program's standard output has no reader any more.
     Unread,
@@ -27,7 +27,8 @@ pub(super) enum Settled {
     Done,
     /// A rank failed. This failure was the first one on any host.
     Failed(Box<Failure>),
-    /// The store is gone, and so is the launcher that served it.
+    /// This host could not read from the store how the attempt ended. The text is the reason. Usually the store is gone,
+    /// and so is the launcher that served it.
     Lost(String),
 }
 

@@ -67,8 +67,8 @@ pub(super) fn tell(line: &OwnedFd, group: i32) {
     let _ = send(line, &group.to_ne_bytes(), SendFlags::NOSIGNAL);
 }
 
-/// Runs as the guardian if this process was started as the guardian, and returns whether it was. A program must call
-/// this function before it does anything else.
+/// Runs as the guardian if this process was started as the guardian, and returns `true` after the launcher has ended.
+/// In any other process, returns `false` immediately. A program must call this function before it does anything else.
 pub fn guard() -> bool {
     let is_guardian = std::env::args_os().nth(1).is_some_and(|word| word == ARGUMENT);
     if is_guardian {

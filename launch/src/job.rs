@@ -43,11 +43,13 @@ pub struct Job {
     /// The folder in which the job makes its own folder for log files and error files. If `None`, error files are in a
     /// temporary folder, which is removed at the end. If no temporary folder can be made, there are no error files.
     pub log_folder: Option<PathBuf>,
-    /// The text before each line, with `${role_name}`, `${local_rank}`, `${rank}` and `${hostname}` filled in.
+    /// The text before each line of output. In this text, the launcher replaces `${role_name}`, `${local_rank}`,
+    /// `${rank}` and `${hostname}`.
     pub prefix: String,
-    /// The signals that are passed on to the ranks, unless this process was started to ignore them.
+    /// The signals that are passed on to the ranks. A signal that was already ignored when this process started stays
+    /// ignored, and is not passed on.
     pub signals: Vec<i32>,
-    /// How long ranks may take to stop after another rank has failed. Then they are killed.
+    /// How long ranks may take to stop after another rank has failed. After this time, the ranks are killed.
     pub grace: Duration,
     /// How long ranks may take to stop after SIGINT, SIGTERM or SIGQUIT was passed on.
     pub grace_after_signal: Duration,

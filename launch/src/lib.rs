@@ -42,8 +42,9 @@ pub use terminal::{Stream, Writer, say};
 ///
 /// Must be called on a thread that lives as long as the process: the ranks are killed when that thread ends. The
 /// program must call [`guard`] before anything else, and exit if `guard` returns `true`. From the call of `run` on, the
-/// job's signals are passed on to the ranks, unless this process was started to ignore them. Each rank needs a process
-/// and up to three threads of this process. In addition, one process guards the ranks.
+/// job's signals are passed on to the ranks. A signal that was already ignored when this process started stays ignored,
+/// and is not passed on. For each rank, this function starts one process, and up to three threads of this process. In
+/// addition, one process guards the ranks.
 ///
 /// # Errors
 ///

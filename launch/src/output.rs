@@ -34,7 +34,8 @@ pub enum Output {
     FirstRank,
 }
 
-/// Standard output, standard error, both or none, for each rank of a host: `3` for all ranks, `0:1,1:2` by local rank.
+/// The chosen streams of each rank of a host: 0 for none, 1 for standard output, 2 for standard error, 3 for both. The
+/// text `3` chooses both streams of all ranks. The text `0:1,1:2` chooses streams by local rank.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Streams {
     all: u8,
@@ -219,8 +220,8 @@ impl<R: Read + AsFd> Pipe for Copied<R> {
     }
 }
 
-/// Forwards everything from `pipe` to `take`, several whole lines at a time. A line whose end does not arrive within
-/// 100 ms is forwarded in pieces.
+/// Forwards everything from `pipe` to `take`, several whole lines at a time. A line is forwarded in pieces if its end
+/// does not arrive within 100 ms, or if at least 64 KiB of output wait to be forwarded.
 ///
 /// # Errors
 ///
@@ -229,8 +230,8 @@ pub fn carry(pipe: impl Read + AsFd, take: impl FnMut(&[u8]) -> io::Result<()>) 
     forward(Copied { pipe, copy: None }, take)
 }
 
-/// Forwards everything from `pipe`, several whole lines at a time. A line whose end does not arrive within [`PARTIAL`]
-/// is forwarded in pieces.
+/// Forwards everything from `pipe`, several whole lines at a time. A line is forwarded in pieces if its end does not
+/// arrive within [`PARTIAL`], or if at least [`LONGEST_LINE`] bytes wait to be forwarded.
 fn forward(mut pipe: impl Pipe, mut take: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
     let mut pending: Vec<u8> = Vec::new();
     let mut chunk = [0; 16 << 10];

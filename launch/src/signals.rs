@@ -11,7 +11,7 @@ use signal_hook::iterator::Signals;
 /// group.
 const ONE_PRESS: Duration = Duration::from_millis(50);
 
-/// The request that a signal makes of the launcher. The signal is also passed on to the ranks.
+/// The request that a signal makes to the launcher. The signal is also passed on to the ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
     /// Nothing.
@@ -54,8 +54,9 @@ pub fn signal_name(signal: i32) -> &'static str {
     signal_hook::low_level::signal_name(signal).unwrap_or("no name")
 }
 
-/// Starts a thread that calls `heard` with each of these signals that arrives. The thread ends when `heard` returns
-/// `false`. Signals that were ignored when this process was started stay ignored.
+/// Starts a thread that calls `heard` with the signal whenever one of `signals` arrives. The thread ends when `heard`
+/// returns `false`. A signal that was already ignored when this process started stays ignored, and `heard` is not called
+/// for it.
 ///
 /// # Errors
 ///

@@ -49,7 +49,7 @@ impl Store {
     }
 }
 
-/// The store of a job, found by a host that was not given its number.
+/// The store of a job, as found by a launcher that was not given its host's number.
 pub enum Found {
     /// This host was first, and serves the store.
     Served(Store),

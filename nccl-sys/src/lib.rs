@@ -24,10 +24,10 @@
 //! ```
 //!
 //! Types, constants and signatures match the newest `nccl.h` that this crate knows. Its version is
-//! [`NCCL_VERSION_CODE`]. NCCL's structs only grow, and contain their size and version, so older libraries also accept
-//! newer structs. C's enums are integers with named constants, because a newer library may return values for which this
-//! crate has no name. Streams and events are opaque pointers: the streams and events of any CUDA crate can be cast to
-//! these pointers.
+//! [`NCCL_VERSION_CODE`]. NCCL only adds fields to its structs, and every struct contains its size and version. So
+//! older libraries also accept newer structs. C's enums are integers with named constants, because a newer library may
+//! return values for which this crate has no name. Streams and events are opaque pointers: the streams and events of
+//! any CUDA crate can be cast to these pointers.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("nccl-sys supports only Linux, as NCCL does");

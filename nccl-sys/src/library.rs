@@ -25,7 +25,7 @@ const RTLD_NOLOAD: c_int = 4;
 /// is unloaded.
 static OPEN: Mutex<Vec<&Library>> = Mutex::new(Vec::new());
 
-/// An NCCL library that is loaded in this process. The methods that have NCCL's names call NCCL's functions.
+/// An NCCL library that is loaded in this process. A method with the name of an NCCL function calls that function.
 ///
 /// A call costs one atomic load more than the same call from C. The first call of each function also searches the
 /// library for the function's name.
@@ -48,8 +48,8 @@ impl Library {
     /// - `libnccl.so.2` and then `libnccl.so`, if the system's loader finds such a file.
     ///
     /// A library is never unloaded. Its initialisers run when it is opened. If the system's loader finds a file with
-    /// NCCL's name, `open` trusts that the file is NCCL, like a program that links NCCL. So the installed packages and
-    /// `LD_LIBRARY_PATH` determine which code the process runs.
+    /// NCCL's name, `open` trusts that the file is NCCL, as a program that links NCCL does. So the installed packages
+    /// and `LD_LIBRARY_PATH` determine which code the process runs.
     ///
     /// # Errors
     /// [`LoadError`] if no file is usable. A file is unusable if it cannot be opened, or if its `ncclGetVersion` is

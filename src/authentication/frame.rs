@@ -46,7 +46,8 @@ pub(crate) enum Reason {
     /// The HMAC is not the expected one. With encryption, the other end's message cannot be decrypted, or does not
     /// contain the expected bytes.
     Wrong,
-    /// The initiator's bytes are not a proof, or they are a proof of a different version or for a different purpose.
+    /// The initiator's bytes are not a proof, or they are a proof of a different version or for a different purpose. Also
+    /// the reason if the responder's process cannot get random numbers for its own part of the proof.
     Malformed,
     /// The responder has too many other connections. Another attempt may succeed.
     Busy,
@@ -103,7 +104,7 @@ pub(crate) enum AuthenticationError {
     Refused(Reason),
     /// This end refuses the other end.
     Found(Reason),
-    /// The other end sent something that is not part of a proof; the text describes it.
+    /// The other end sent something that is not part of a proof. The text describes the error.
     Junk(String),
 }
 
@@ -131,14 +132,15 @@ impl fmt::Display for AuthenticationError {
             Self::Refused(Reason::Wanted) => f.write_str(
                 "it requires a proof, and this process has no secret; set COLLECTIVES_SECRET (or Config::secret) as on the other ranks",
             ),
-            Self::Refused(Reason::Wrong) => {
-                f.write_str("it has a different secret than this process; compare COLLECTIVES_SECRET, COLLECTIVES_SECRET_FILE \
-                     or Config::secret on all ranks")
-            }
+            Self::Refused(Reason::Wrong) => f.write_str(
+                "it has a different secret than this process; compare COLLECTIVES_SECRET, COLLECTIVES_SECRET_FILE or \
+                 Config::secret on all ranks",
+            ),
             Self::Refused(Reason::Malformed) => f.write_str("it did not understand this process's proof; build all ranks from one release"),
             Self::Refused(Reason::Busy) => f.write_str("it is already checking too many other connections"),
             Self::Refused(Reason::Starved) => f.write_str(
-                "its process has no descriptor or memory left for one more connection; raise its limit on open files (RLIMIT_NOFILE, `ulimit -n`)",
+                "its process has no descriptor or memory left for one more connection; raise its limit on open files (RLIMIT_NOFILE, \
+                 `ulimit -n`)",
             ),
             Self::Refused(Reason::Plain) => write!(f, "it encrypts its connections, and this process does not; {ENCRYPT_ALIKE}"),
             Self::Refused(Reason::Encrypted) => write!(f, "it does not encrypt its connections, and this process does; {ENCRYPT_ALIKE}"),

@@ -98,7 +98,7 @@ impl DType {
         }
     }
 
-    /// Returns the name used in messages and on command lines: `f32`, `bf16`, `f8e4m3`, `u8`, `bool` …
+    /// Returns the name used in error texts, in reports and on command lines: `f32`, `bf16`, `f8e4m3`, `u8`, `bool` …
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -159,17 +159,17 @@ impl FromStr for DType {
     }
 }
 
-/// Plain data, which broadcasts, gathers and sends can move.
+/// Plain data: collectives and messages can transfer it.
 ///
-/// This trait is implemented for every [`Element`] and for arrays of plain data. Implement it for your own `#[repr(C)]`
-/// structs to move them, and to reduce them with a [`CustomOp`](crate::CustomOp).
+/// This trait is implemented for every [`Element`] and for arrays of plain data. Implement this trait for your own
+/// `#[repr(C)]` structs to transfer them, and to reduce them with a [`CustomOp`](crate::CustomOp).
 ///
 /// # Safety
 ///
 /// - Every byte of a value must be initialised: the type must have no padding and no `MaybeUninit`.
 /// - The type must have no references or pointers, because these have a meaning in one process only.
 /// - Any bytes must be a valid value of the type: the type must not contain `bool`, `char`, an enum or `NonZero`. Ranks
-///   compare only the sizes of your own types, so bytes of a different type may arrive.
+///   compare only the sizes of your own types, so the bytes of a different type of the same size may arrive.
 /// - An implementation outside this crate must leave the constants at their defaults. Only
 ///   [`element!`](macro@crate::element) may set the constants.
 pub unsafe trait Data: Copy + Send + Sync + 'static {
@@ -194,8 +194,8 @@ unsafe impl<T: Data, const N: usize> Data for [T; N] {
 /// [`TypedBytes`](crate::TypedBytes).
 ///
 /// Any [`ReduceOp`](crate::ReduceOp) can reduce such buffers, and so can a [`CustomOp`](crate::CustomOp) of any
-/// [`Element`]. The call checks that the op matches the type. If memory carries no element type at run time, each
-/// `AnyElement` in the memory is plain data of one byte.
+/// [`Element`]. The call checks that the op matches the element type. If memory of `AnyElement`s carries no element
+/// type at run time, each `AnyElement` counts as plain data of one byte.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
 pub struct AnyElement(u8);
@@ -221,8 +221,8 @@ impl AnyElement {
 }
 
 /// An element type that the built-in reductions support, or a wrapper of such a type.
-/// [`element!`](macro@crate::element) implements this trait for your own struct, in safe code. With the feature
-/// `float8`, the types of the crate `float8` implement this trait too.
+/// [`element!`](macro@crate::element) implements this trait for your own struct without unsafe code in your crate. With
+/// the feature `float8`, the types of the crate `float8` implement this trait too.
 ///
 /// # Safety
 ///

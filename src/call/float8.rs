@@ -117,13 +117,13 @@ impl F8E4M3 {
     pub const MAX: Self = Self(0x7e);
     /// The least number, -448.
     pub const MIN: Self = Self(0xfe);
-    /// The least number above zero, 2⁻⁹.
+    /// The smallest number above zero, 2⁻⁹.
     pub const MIN_POSITIVE_SUBNORMAL: Self = Self(0x01);
     /// Not a number.
     pub const NAN: Self = Self(0x7f);
 
-    /// Returns the nearest value, ties to even. Infinities, and values that round to more than 448, become NaN. The
-    /// sign is kept.
+    /// Returns the value of this type that is nearest to `value`, with ties to even. Infinities, and values that round
+    /// to more than 448, become NaN. The sign is kept.
     #[inline(always)]
     #[must_use]
     pub const fn from_f32(value: f32) -> Self {
@@ -155,15 +155,15 @@ impl F8E5M2 {
     pub const MAX: Self = Self(0x7b);
     /// The least finite number, -57344.
     pub const MIN: Self = Self(0xfb);
-    /// The least number above zero, 2⁻¹⁶.
+    /// The smallest number above zero, 2⁻¹⁶.
     pub const MIN_POSITIVE_SUBNORMAL: Self = Self(0x01);
     /// Infinity.
     pub const INFINITY: Self = Self(0x7c);
     /// Not a number.
     pub const NAN: Self = Self(0x7e);
 
-    /// Returns the nearest value, ties to even. Values that round to more than 57344 become infinity. NaN stays NaN,
-    /// with its sign.
+    /// Returns the value of this type that is nearest to `value`, with ties to even. Values that round to more than
+    /// 57344 become infinity. NaN stays NaN, with its sign.
     #[inline(always)]
     #[must_use]
     pub const fn from_f32(value: f32) -> Self {
@@ -187,7 +187,7 @@ impl F8E5M2 {
 macro_rules! common {
     ($($float:ident),*) => {$(
         impl $float {
-            /// Returns the value with these bits. Every bit pattern is a value.
+            /// Returns the value with these bits. Every bit pattern is valid.
             #[inline(always)]
             #[must_use]
             pub const fn from_bits(bits: u8) -> Self {
@@ -201,8 +201,8 @@ macro_rules! common {
                 self.0
             }
 
-            /// Returns the nearest value, ties to even. The value is rounded once, without a conversion to `f32` in
-            /// between.
+            /// Returns the value of this type that is nearest to `value`, with ties to even. `value` is rounded once,
+            /// without a conversion to `f32` in between.
             #[must_use]
             pub const fn from_f64(value: f64) -> Self {
                 Self::from_f32(narrow_to_odd(value))

@@ -161,14 +161,15 @@ impl FromStr for Collective {
 pub enum CallKind {
     /// A collective, in any form.
     Collective(Collective),
-    /// A collective on several buffers in one call: `all_reduce_many`. This kind is not equal to the [`Collective`]
-    /// itself. A call with large buffers may be reported as several calls.
+    /// A collective on several buffers in one call: `all_reduce_many`. `Many(AllReduce)` is not equal to
+    /// `Collective::AllReduce`, although `CallKind::Collective(AllReduce)` is. A call with large buffers may be reported
+    /// as several calls.
     Many(Collective),
     /// `all_gather_list`.
     AllGatherList,
-    /// A message sent, in any form.
+    /// The sender's end of a message, in any form.
     Send,
-    /// A message received, in any form.
+    /// The receiver's end of a message, in any form.
     Recv,
 }
 

@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 /// - If a rank reduces several inputs in one pass (in shared memory or in a direct exchange), it accumulates `f16`,
 ///   `bf16` and the 8-bit floats in `f32`, and rounds once. In a ring or a tree, each rank sends its partial result in
 ///   the element's type.
-/// - Integer `Sum` and `Prod` wrap.
+/// - Integer `Sum` and `Prod` wrap on overflow.
 /// - `Min` and `Max` drop a NaN if the other operand is a number.
 /// - For `bool`, `Sum` and `Max` mean OR, and `Prod` and `Min` mean AND. `Avg` is refused.
 /// - For `Avg`, floats are summed, and the sum is divided by `n` once. Integers are summed with wrapping, and the sum
@@ -79,8 +79,8 @@ impl ReduceOp {
         ReduceOp::PreMulSum(1.0),
     ];
 
-    /// Returns the op's name in messages and on command lines: `sum`, `prod`, `min`, `max`, `avg`, `band`, `bor`, `bxor`,
-    /// `mulsum`.
+    /// Returns the op's name in error texts, in reports and on command lines: `sum`, `prod`, `min`, `max`, `avg`,
+    /// `band`, `bor`, `bxor`, `mulsum`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -154,7 +154,8 @@ impl FromStr for ReduceOp {
 /// The function gets two slices of equal length and reduces the second into the first, element by element. The crate
 /// may call the function on any part of a buffer, and may group the ranks' contributions in any way. So the function
 /// must be associative. An op that is not commutative is applied in rank order. All ranks must use ops with the same
-/// name. Either all ranks' ops must be commutative, or none of them. Ranks compare the names and this property.
+/// name. Either all ranks' ops must be commutative, or none of them. Ranks compare the names of their ops, and whether
+/// the ops are commutative.
 ///
 /// ```
 /// use collectives::{Communicator, CustomOp};
@@ -218,8 +219,8 @@ impl<T: Data> CustomOp<T> {
 
     /// Adds an implementation for device buffers: a CUDA C expression such as `fabsf(b) > fabsf(a) ? b : a`. In the
     /// expression, `a` is the result so far, and `b` is the next rank's element. The type of `a` and `b` is the
-    /// element's type. For `f16`, `bf16` and the 8-bit floats, it is `float`, and the result is rounded once, after the
-    /// last rank. The ranks' elements are reduced in rank order.
+    /// element's type. For `f16`, `bf16` and the 8-bit floats, `a` and `b` have the type `float`. The result is then
+    /// rounded once, after the last rank's element. The ranks' elements are reduced in rank order.
     ///
     /// NVRTC compiles the expression when a communicator first uses the op. If NVRTC is absent, the call returns an
     /// error. Every rank must pass the same expression.
@@ -229,26 +230,26 @@ impl<T: Data> CustomOp<T> {
     }
 
     /// Adds an implementation for device buffers: your own PTX image. `entry` is the name of the image's kernel that
-    /// reduces. This kernel has the same parameters as this crate's own kernels that reduce. `kernels/README.md` lists
-    /// these parameters, in the section Folds. The driver compiles the image when a communicator first uses the op. The
-    /// image is trusted: it can do whatever a kernel can.
+    /// reduces. This kernel must have the same parameters as this crate's own kernels that reduce. The section *Folds*
+    /// of `kernels/README.md` lists these parameters. The driver compiles the image when a communicator first uses the
+    /// op. The image is trusted: it can do whatever a kernel can.
     ///
     /// # Safety
     ///
-    /// The kernel must have the parameters that `kernels/README.md` lists. It must read nothing but its inputs, and
-    /// write nothing but its output.
+    /// The kernel must have the parameters that `kernels/README.md` lists. It must read only its inputs, and write only
+    /// its output.
     #[expect(unsafe_code, reason = "what foreign machine code does cannot be checked")]
     #[must_use]
     pub unsafe fn with_ptx(self, image: &str, entry: &str) -> Self {
         Self { device: Some(DeviceCode::Ptx { image: image.into(), entry: entry.into() }), ..self }
     }
 
-    /// Creates an op that is associative but not commutative. It is always applied in rank order.
+    /// Creates an op that is associative but not commutative. The op is always applied in rank order.
     pub fn ordered(name: &str, function: impl Fn(&mut [T], &[T]) + Send + Sync + 'static) -> Self {
         Self { commutative: false, ..Self::new(name, function) }
     }
 
-    /// Returns the name that all ranks must share.
+    /// Returns the op's name. The ops of all ranks must have the same name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name

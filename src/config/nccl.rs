@@ -5,8 +5,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// The device calls that ranks compare before they are queued; see
-/// [`Config::check_device_calls`](crate::Config::check_device_calls).
+/// The number of device calls that ranks compare with each other; see
+/// [`Config::check_device_calls`](crate::Config::check_device_calls). Ranks compare a call before they queue it.
 ///
 /// ```
 /// use collectives::{Config, nccl::CheckDeviceCalls};
@@ -17,7 +17,8 @@ use std::path::{Path, PathBuf};
 /// config.check_device_calls = unsafe { CheckDeviceCalls::unchecked_after(64) };
 /// ```
 ///
-/// A program that compares fewer than all calls makes a promise. Safe code cannot make this promise:
+/// A program that does not compare all calls promises that its ranks make matching calls. Safe code cannot make this
+/// promise, so this example does not compile:
 ///
 /// ```compile_fail,E0133
 /// let _ = collectives::nccl::CheckDeviceCalls::unchecked_after(64);
@@ -29,11 +30,17 @@ pub struct CheckDeviceCalls {
 }
 
 impl CheckDeviceCalls {
-    /// Compares all calls: the default.
+    /// Compares all calls. This is the default.
     pub const ALWAYS: Self = Self { first: None };
 
     /// Compares only the first `calls` collectives of each communicator, and the first `calls` messages from each rank
-    /// to each other rank. With 0, nothing is compared.
+    /// to each other rank. With 0, the ranks compare no calls, except those of an `NcclCommunicator` that are described
+    /// below.
+    ///
+    /// Two calls make the ranks wait for each other even if the call is not compared: the first use of a custom op, and
+    /// the first call that needs more than 8 MiB of scratch memory. Before such a call, the ranks agree that all of them
+    /// can load the kernel and allocate the memory. On an [`NcclCommunicator`](crate::nccl::NcclCommunicator), every rank
+    /// sends 64 B for this agreement, and the ranks also compare the call.
     ///
     /// # Safety
     ///
@@ -43,10 +50,10 @@ impl CheckDeviceCalls {
     ///
     /// - Every rank makes the same collectives in the same order, with the same op, element type, counts, root and
     ///   lists of counts. The ranks also put the same collectives into each group.
-    /// - Both ends of every message name the same element type and length. Both ends make their sends and receives in
-    ///   the same order.
-    /// - If the communicator is an [`NcclCommunicator`](crate::nccl::NcclCommunicator), these must also be the same on
-    ///   all ranks, because its ranks exchange nothing before their calls:
+    /// - Both ends of every message pass the same element type and length. The sender makes its sends in the order in
+    ///   which the receiver makes the matching receives.
+    /// - If the communicator is an [`NcclCommunicator`](crate::nccl::NcclCommunicator), the following must also be the
+    ///   same on all ranks, because the ranks of such a communicator exchange nothing before calls that are not compared:
     ///   - [`device_scratch_bytes`](crate::Config::device_scratch_bytes) and
     ///     [`reproducible`](crate::Config::reproducible),
     ///   - the compute capability of the devices,
@@ -78,7 +85,7 @@ impl fmt::Debug for CheckDeviceCalls {
     }
 }
 
-/// The file of an NCCL library to load. The program vouches for this file.
+/// The file of an NCCL library to load. The program guarantees that the file is an NCCL library.
 ///
 /// ```
 /// use collectives::{Config, nccl::NcclLibrary};
@@ -95,8 +102,9 @@ impl NcclLibrary {
     ///
     /// # Safety
     ///
-    /// Loading a file runs its code, and this crate then calls the functions that have NCCL's names. So the file must
-    /// be an NCCL library whenever this process loads it through this value or its clones.
+    /// Loading a file runs its code, and this crate then calls the functions in the file that have the names of NCCL's
+    /// functions. So the file must be an NCCL library whenever this process loads it through this value or through a
+    /// clone of this value.
     #[must_use]
     pub unsafe fn at(file: impl Into<PathBuf>) -> Self {
         Self(file.into())
@@ -115,9 +123,10 @@ impl NcclLibrary {
     }
 }
 
-/// NCCL's own settings. For settings that you do not set here, NCCL or its environment variables decide.
+/// NCCL's own settings. If you do not set a setting here, NCCL or its environment variables choose the value.
 ///
-/// All ranks must use the same settings. If the loaded NCCL is older than a setting, it ignores that setting.
+/// All ranks must use the same settings. If the loaded version of NCCL does not have a setting yet, NCCL ignores that
+/// setting.
 ///
 /// ```
 /// use collectives::nccl::NcclConfig;
@@ -148,15 +157,15 @@ pub struct NcclConfig {
     pub(crate) launch_order_implicit: Option<bool>,
 }
 
-/// How much of the device NCCL's kernels may take from other kernels: `CTAPolicy`.
+/// The share of the device that NCCL's kernels may take from other kernels: NCCL's `CTAPolicy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CtaPolicy {
     /// The number of blocks that gives the most bandwidth.
     Default,
-    /// Fewer blocks, if fewer blocks cost little bandwidth.
+    /// Fewer blocks than with `Default`, if this costs little bandwidth.
     Efficiency,
-    /// No blocks if copy engines can do the work. This setting needs NCCL windows and NCCL 2.28.3.
+    /// No blocks if copy engines can do the work. This setting needs NCCL windows, and NCCL 2.28.3 or later.
     Zero,
 }
 
@@ -168,7 +177,7 @@ pub enum GraphUsage {
     None,
     /// In one graph, and nowhere else.
     One,
-    /// In several graphs, or in graphs and outside of them.
+    /// In several graphs, or both in graphs and outside of graphs.
     Mixed,
 }
 
@@ -204,8 +213,9 @@ impl NcclConfig {
     }
 
     /// Sets whether a communicator shares its resources with the communicators that are split from it: `splitShare`.
-    /// Since NCCL 2.18.1. `true` is refused, because NCCL aborts communicators with shared resources together. In this
-    /// crate, a communicator that is split from another must stay usable after the other has ended.
+    /// Since NCCL 2.18.1. `true` is refused, because if NCCL aborts one communicator, NCCL also aborts all
+    /// communicators that share its resources. In this crate, a communicator that is split from another must stay
+    /// usable after the other has ended.
     #[must_use]
     pub fn split_share(mut self, share: bool) -> Self {
         self.split_share = Some(share);
@@ -233,7 +243,7 @@ impl NcclConfig {
         self
     }
 
-    /// Sets how much of the device NCCL's kernels may take from other kernels: `CTAPolicy`. Since NCCL 2.27.3.
+    /// Sets the share of the device that NCCL's kernels may take from other kernels: `CTAPolicy`. Since NCCL 2.27.3.
     #[must_use]
     pub fn cta_policy(mut self, policy: CtaPolicy) -> Self {
         self.cta_policy = Some(policy);
@@ -241,7 +251,7 @@ impl NcclConfig {
     }
 
     /// Sets whether a communicator shares its resources with a communicator that is shrunk from it: `shrinkShare`.
-    /// Since NCCL 2.27.3. `true` is refused, as in [`split_share`](Self::split_share).
+    /// Since NCCL 2.27.3. `true` is refused, for the same reason as in [`split_share`](Self::split_share).
     #[must_use]
     pub fn shrink_share(mut self, share: bool) -> Self {
         self.shrink_share = Some(share);
@@ -263,15 +273,15 @@ impl NcclConfig {
         self
     }
 
-    /// Sets whether messages are scheduled for NVLink first: `nvlinkCentricSched`. Since NCCL 2.28.3.
+    /// Sets whether NCCL gives NVLink priority when it schedules messages: `nvlinkCentricSched`. Since NCCL 2.28.3.
     #[must_use]
     pub fn nvlink_centric_sched(mut self, enable: bool) -> Self {
         self.nvlink_centric_sched = Some(enable);
         self
     }
 
-    /// Sets how the communicator is used with CUDA graphs: `graphUsageMode`. If the communicator is used in only one
-    /// way, NCCL needs less bookkeeping. Since NCCL 2.29.2.
+    /// Sets how the communicator is used with CUDA graphs: `graphUsageMode`. NCCL needs less bookkeeping for
+    /// [`GraphUsage::None`] and [`GraphUsage::One`] than for [`GraphUsage::Mixed`]. Since NCCL 2.29.2.
     #[must_use]
     pub fn graph_usage(mut self, usage: GraphUsage) -> Self {
         self.graph_usage = Some(usage);

@@ -22,8 +22,8 @@ use crate::device::driver;
 use crate::device::nccl::{self, Refusal};
 use crate::error::{Error, Result};
 
-/// Device memory that NCCL allocates. Registrations, windows and reductions in the NVLink switch work best with such
-/// memory.
+/// Device memory that NCCL allocates. Such memory is best for registrations, for windows, and for reductions in the
+/// NVLink switch.
 ///
 /// The buffer can be used like a cudarc `CudaSlice`, with cudarc's own copies and kernels and with this crate's
 /// collectives. Like a `CudaSlice`, the buffer tracks the streams that use it. NCCL frees memory immediately, not in
@@ -143,7 +143,7 @@ impl<T: Data> DevicePtrMut<T> for NcclBuffer<T> {
     }
 }
 
-/// Memory that NCCL knows. Dropping this makes NCCL forget the memory before it is freed.
+/// The registration of memory with NCCL. The memory must be deregistered before it is freed.
 #[derive(Debug)]
 struct Tie {
     inner: Arc<Inner>,
@@ -164,7 +164,7 @@ unsafe impl Sync for Tie {}
 mod sealed {
     /// Memory in an allocation that does not move and that remains allocated until the value is dropped.
     pub trait Lasting {
-        /// Whether NCCL allocated the memory. NCCL allocates in the way that suits it best on this machine.
+        /// Whether NCCL allocated the memory. NCCL chooses the kind of allocation that it can use best on this machine.
         fn is_of_nccl(&self) -> bool {
             false
         }
@@ -178,9 +178,9 @@ mod sealed {
 /// - [`RawDeviceSlice`], because its creator vouches for the address
 /// - memory that is already registered
 ///
-/// The trait is sealed because NCCL writes at the address, and cudarc's safe traits let any type return any address.
-/// Memory of other crates that is passed through [`AsDevicePtr`](crate::interop::AsDevicePtr) does not implement this
-/// trait, because the memory's owner vouches for its address only while the memory is borrowed.
+/// The trait is sealed because NCCL writes to the address that a buffer returns, and cudarc's safe traits let any type
+/// return any address. Memory of other crates that is passed through [`AsDevicePtr`](crate::interop::AsDevicePtr) does
+/// not implement this trait, because the memory's owner vouches for the address only while the memory is borrowed.
 pub trait Registrable: Buffer + sealed::Lasting + 'static {}
 
 impl<B: Buffer + sealed::Lasting + 'static> Registrable for B {}
@@ -206,7 +206,7 @@ impl<T: Data, B: Registrable> sealed::Lasting for Window<T, B> {
 
 impl Tie {
     /// Registers `bytes` bytes at `address` with NCCL. Returns `None` if NCCL has no use for a registration. `asked`
-    /// becomes true just before the call to NCCL. From then on NCCL may know the memory, even if the registration
+    /// becomes true just before the call to NCCL. From then on, NCCL may use the memory, even if the registration
     /// fails.
     fn new(
         comm: &NcclComm,
@@ -252,7 +252,7 @@ impl Handle {
 }
 
 impl Tie {
-    /// Makes NCCL forget the memory; returns `false` if NCCL may still know the memory.
+    /// Deregisters the memory. Returns `false` if NCCL may still use the memory.
     fn undo(self) -> bool {
         let handle = self.handle;
         self.inner.manage_at_rest(&|| "deregistering a buffer".to_owned(), |raw| {
@@ -269,8 +269,7 @@ impl Tie {
     }
 }
 
-/// A buffer and its registration with NCCL. The registration ends first. Memory that NCCL may still know is never
-/// freed.
+/// A buffer and its registration with NCCL. The registration ends first. Memory that NCCL may still use is never freed.
 #[derive(Debug)]
 struct EngineGuard<B> {
     tie: Option<Tie>,
@@ -299,8 +298,8 @@ impl<B> EngineGuard<B> {
         }
     }
 
-    /// Makes NCCL forget the buffer, and returns the buffer. If NCCL may still know the buffer, leaks the buffer and
-    /// returns `None`. Call this once, at the end.
+    /// Deregisters the buffer, and returns the buffer. If NCCL may still use the buffer, leaks the buffer and returns
+    /// `None`. Call this method once, at the end.
     fn take(&mut self) -> Option<B> {
         if self.tie.take().is_none_or(Tie::undo) {
             // SAFETY: called once, by `drop` or by `into_buffer`, which forgets the rest. Nothing uses the buffer here
@@ -331,8 +330,8 @@ impl<B> Drop for EngineGuard<B> {
 /// without copies through NCCL's buffers.
 ///
 /// The registration owns the buffer, and is used like the buffer itself. The buffer is, for example, a [`NcclBuffer`]
-/// or a `CudaSlice`. Dropping the registration waits for the communicator's work on the device. If NCCL does not forget
-/// the buffer within ten minutes, the buffer's memory is leaked, and a `tracing` event reports it.
+/// or a `CudaSlice`. Dropping the registration waits for the communicator's work on the device. If NCCL does not
+/// deregister the buffer within ten minutes, the buffer's memory is leaked, and a `tracing` event reports it.
 #[derive(Debug)]
 pub struct Registration<T, B> {
     held: EngineGuard<B>,
@@ -350,7 +349,7 @@ impl<T: Data, B: Registrable<Element = T>> Registration<T, B> {
     ///
     /// # Errors
     ///
-    /// `Unsupported` if NCCL does not forget the buffer in time; its memory is then leaked.
+    /// `Unsupported` if NCCL does not deregister the buffer in time. The buffer's memory is then leaked.
     pub fn into_buffer(self) -> Result<B> {
         self.held.into_buffer()
     }
@@ -360,7 +359,7 @@ impl<T: Data, B: Registrable<Element = T>> Registration<T, B> {
 /// NCCL's collectives that run without kernels.
 ///
 /// The window owns the buffer, and is used like the buffer itself. Dropping the window waits for the communicator's
-/// work on the device. If NCCL does not forget the buffer within ten minutes, the buffer's memory is leaked, and a
+/// work on the device. If NCCL does not deregister the buffer within ten minutes, the buffer's memory is leaked, and a
 /// `tracing` event reports it.
 #[derive(Debug)]
 pub struct Window<T, B> {
@@ -376,8 +375,8 @@ impl<T: Data, B: Registrable<Element = T>> Window<T, B> {
         Ok(Self { held: EngineGuard::new(comm, buffer, extent, window, deadline)?, elements: PhantomData })
     }
 
-    /// Whether the communicator's devices can do more with the window than with other memory. If they cannot, the
-    /// window is a buffer like any other.
+    /// Whether NCCL has opened an NCCL window on the buffer. If the communicator's devices can do no more with a window
+    /// than with other memory, NCCL opens none, and this value is an ordinary buffer.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.held.tie.is_some()
@@ -387,7 +386,7 @@ impl<T: Data, B: Registrable<Element = T>> Window<T, B> {
     ///
     /// # Errors
     ///
-    /// `Unsupported` if NCCL does not forget the buffer in time; its memory is then leaked.
+    /// `Unsupported` if NCCL does not deregister the buffer in time. The buffer's memory is then leaked.
     pub fn into_buffer(self) -> Result<B> {
         self.held.into_buffer()
     }

@@ -26,13 +26,14 @@ use crate::error::{Error, Result};
 /// The id by which the ranks of a new [`NcclCommunicator`] find each other. One rank creates the id and sends it to the
 /// other ranks.
 ///
-/// An id is valid for one communicator. Any process that has the id can join, so send it over a connection you trust.
+/// An id is valid for one communicator. Any process that has the id can join, so send it over a connection that you
+/// trust.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct UniqueId([u8; size_of::<ncclUniqueId>()]);
 
 impl UniqueId {
     /// Creates a new id. This opens a port, on which this process waits for the ranks. `library` names the file of
-    /// NCCL. With `None`, the system's loader searches for NCCL.
+    /// NCCL. If `library` is `None`, the system's loader searches for NCCL.
     ///
     /// # Errors
     ///
@@ -70,24 +71,25 @@ impl fmt::Debug for UniqueId {
     }
 }
 
-/// One rank of an NCCL communicator, with this crate's deadlines, watchdog and kernels: a
+/// One rank of an NCCL communicator, with this crate's deadlines, watchdog and kernels. This type is like a
 /// [`Communicator`](crate::Communicator) without the host backend.
 ///
 /// The communicator has two kinds of calls:
 ///
-/// - **Typed** calls ([`all_reduce`](Self::all_reduce) and the other collectives; [`send`](Self::send),
-///   [`recv`](Self::recv), [`group`](Self::group)) are safe. They take buffers, and order each call relative to other
-///   uses of its buffers. Before anything is queued, each call is compared with the other ranks' calls over NCCL
-///   itself. Prefer typed calls. If the comparison takes too much time, use
-///   [`CheckDeviceCalls::unchecked_after`](crate::nccl::CheckDeviceCalls::unchecked_after) as well.
-/// - **Raw** calls ([`call`](Self::call), [`message`](Self::message)) are `unsafe`. They take addresses and an element
-///   type chosen at run time. They neither order nor compare calls. Use raw calls in an engine that manages memory and
-///   order itself, and knows that its ranks make the same calls. With raw calls, the devices of all ranks must have the
-///   same compute capability, and all ranks must pass the same [`Config::device_scratch_bytes`] and
-///   [`Config::reproducible`].
+/// - **Typed** calls are safe. They are [`send`](Self::send), [`recv`](Self::recv), [`group`](Self::group), and
+///   collectives such as [`all_reduce`](Self::all_reduce). The arguments of a typed call are buffers. This crate orders
+///   the call relative to other uses of these buffers. Before a rank queues a typed call, it compares the call with the
+///   other ranks' calls. This comparison itself uses NCCL. Prefer typed calls. If the comparison takes too much time,
+///   still use typed calls, and limit the comparison with
+///   [`CheckDeviceCalls::unchecked_after`](crate::nccl::CheckDeviceCalls::unchecked_after).
+/// - **Raw** calls ([`call`](Self::call), [`message`](Self::message)) are `unsafe`. The arguments of a raw call are
+///   addresses, and an element type that can be chosen at run time. Raw calls are neither ordered nor compared. Use raw
+///   calls in an engine that manages memory and the order of calls itself, and ensures that all ranks make the same
+///   calls. With raw calls, the devices of all ranks must have the same compute capability, and all ranks must pass the
+///   same [`Config::device_scratch_bytes`] and [`Config::reproducible`].
 ///
-/// Every wait ends when [`Config::timeout`] has passed. The communicator is then aborted, and its error gives the
-/// reason.
+/// No wait is longer than [`Config::timeout`]. If this time passes, the communicator is aborted, and its error gives
+/// the reason.
 ///
 /// ```no_run
 /// # use collectives::{Config, ReduceOp, nccl::{NcclCommunicator, RawBuffer, RawCall, UniqueId}};
@@ -106,8 +108,8 @@ impl fmt::Debug for UniqueId {
 /// A clone is another handle to the same communicator. Threads that share a communicator queue their calls one after
 /// the other, in the order of arrival. [`Device::raw`](crate::Device::raw) returns the NCCL communicator behind a
 /// [`Communicator`](crate::Communicator). All ranks must make a call through the same type, `Communicator` or
-/// `NcclCommunicator`, because the `Communicator` compares calls over its host backend. If some ranks use the
-/// `Communicator` and other ranks use the `NcclCommunicator`, all ranks wait until the deadline.
+/// `NcclCommunicator`, because the `Communicator` compares calls over its host backend. If some ranks make a call
+/// through the `Communicator` and other ranks through the `NcclCommunicator`, all ranks wait until the deadline.
 #[derive(Debug, Clone)]
 pub struct NcclCommunicator(Arc<Inner>);
 
@@ -124,13 +126,13 @@ const _: () = {
     shareable::<NcclCommunicator>();
 };
 
-/// A handle that ends an [`NcclCommunicator`] from any thread.
+/// A handle with which any thread can end an [`NcclCommunicator`].
 #[derive(Debug, Clone)]
 pub struct NcclAbortHandle(Weak<NcclComm>);
 
 impl NcclAbortHandle {
-    /// Ends the communicator immediately. Work on the device that waits for other ranks ends, and its results are
-    /// invalid. Idempotent.
+    /// Ends the communicator immediately. The abort also ends device work that waits for other ranks. The results of
+    /// such work are invalid. Idempotent.
     pub fn abort(&self) {
         if let Some(comm) = self.0.upgrade() {
             comm.abort();
@@ -141,7 +143,7 @@ impl NcclAbortHandle {
 /// Whether a communicator remains usable after it has been shrunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShrinkMode {
-    /// The communicator remains usable. No call may be in flight on the communicator.
+    /// The communicator remains usable. No call may be in flight on the communicator when it is shrunk.
     #[doc(alias = "NCCL_SHRINK_DEFAULT")]
     Keep,
     /// The shrink first stops the communicator's work in flight. Use this mode, for example, if a rank has died during
@@ -153,7 +155,7 @@ pub enum ShrinkMode {
 /// The memory of a raw call: its address, its number of elements, and their type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RawBuffer {
-    /// The device address. It may be 0 only if the call neither reads nor writes this memory.
+    /// The device address. The address may be 0 only if the call neither reads nor writes this memory.
     pub address: u64,
     /// The number of elements.
     pub count: usize,
@@ -167,9 +169,9 @@ pub struct RawBuffer {
 pub enum RawCall {
     /// All-reduce. Source and destination must have the same length, and may be the same buffer.
     AllReduce(ReduceOp),
-    /// Reduce to a root. The lengths are as for `AllReduce`. Only the root uses the destination.
+    /// Reduce to a root. Source and destination must have the same length. Only the root uses the destination.
     Reduce(ReduceOp, usize),
-    /// Broadcast from a root. The lengths are as for `AllReduce`. Only the root uses the source.
+    /// Broadcast from a root. Source and destination must have the same length. Only the root uses the source.
     Broadcast(usize),
     /// All-gather. The destination's length must be the world size times the source's length.
     AllGather,
@@ -188,7 +190,7 @@ impl NcclCommunicator {
     ///
     /// - `Config` if `rank` is not below `world_size`.
     /// - `Config` if there are no ids, or more ids than ranks.
-    /// - `Config` if a setting of NCCL in `config` is invalid.
+    /// - `Config` if one of the NCCL settings in `config` is invalid.
     /// - `Config` if an environment variable overrides the settings of this crate's NCCL communicators.
     /// - `NoDevice` if the driver or NCCL is missing.
     /// - `Nccl` if NCCL fails.
@@ -254,10 +256,10 @@ impl NcclCommunicator {
     /// # Errors
     ///
     /// - `InvalidArgument` if `excluded` is empty, or contains this rank or a rank that does not exist.
-    /// - `Unsupported` with an older NCCL.
+    /// - `Unsupported` if the loaded NCCL is older than 2.27.3.
     /// - `Poisoned` if the communicator has ended.
-    /// - `Aborted` if `parent` is [`ShrinkMode::Abort`] and another thread does not leave a call on this communicator.
-    ///   The communicator is then aborted.
+    /// - `Aborted` if `parent` is [`ShrinkMode::Abort`] and another thread's call on this communicator does not return
+    ///   in time. This communicator is then aborted.
     /// - `Nccl` if NCCL fails.
     /// - `Timeout` if the remaining ranks do not call this method in time.
     #[doc(alias = "ncclCommShrink")]
@@ -266,14 +268,15 @@ impl NcclCommunicator {
         self.descendant(comm)
     }
 
-    /// Stops work in flight and refuses collectives from now on. [`shrink`](Self::shrink), [`split`](Self::split) and
-    /// dropping remain possible. Needs NCCL 2.28.7.
+    /// Stops this communicator's work in flight, and refuses collectives from now on. [`shrink`](Self::shrink),
+    /// [`split`](Self::split) and dropping remain possible. Needs NCCL 2.28.7.
     ///
     /// # Errors
     ///
-    /// - `Unsupported` with an older NCCL.
+    /// - `Unsupported` if the loaded NCCL is older than 2.28.7.
     /// - `Poisoned` if the communicator has ended.
-    /// - `Aborted` if another thread does not leave a call on this communicator. The communicator is then aborted.
+    /// - `Aborted` if another thread's call on this communicator does not return in time. This communicator is then
+    ///   aborted.
     /// - `Nccl` if NCCL fails, and `Timeout` if NCCL does not return in time. After either error, the communicator has
     ///   ended.
     #[doc(alias = "ncclCommRevoke")]
@@ -287,8 +290,8 @@ impl NcclCommunicator {
         NcclAbortHandle(Arc::downgrade(self.0.backend.comm()))
     }
 
-    /// Waits for work in flight on the streams that were used, then closes the communicator. All ranks must call this
-    /// method.
+    /// Waits for work in flight on the streams that this communicator has used, and then closes the communicator. All
+    /// ranks must call this method.
     ///
     /// # Errors
     ///
@@ -332,23 +335,24 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// - `InvalidArgument` for lengths that do not fit the call.
-    /// - `Unsupported` for an op that the type does not have.
+    /// - `InvalidArgument` if the lengths of the buffers do not fit the call.
+    /// - `Unsupported` if the op does not exist for the element type.
     /// - `Nccl` if NCCL fails.
     /// - `Poisoned` if the communicator has ended.
     ///
     /// # Safety
     ///
     /// - Until the stream has completed the call, both buffers must be memory of this device, of the stated length.
-    /// - Until then, no other code or kernel may write either buffer, or read the destination.
+    /// - Until the stream has completed the call, no other code or kernel may write to either buffer, or read the
+    ///   destination.
     /// - The buffers must be the same, or must not overlap. For `AllGather` and `ReduceScatter`, the shorter buffer may
     ///   also be this rank's block of the longer buffer.
     /// - The source must contain elements of its stated type.
     /// - On this communicator, every rank's next call must be the same call, with the same op, root, type and counts.
-    ///   Typed calls, and calls from other threads, count too.
+    ///   This rule also covers typed calls, and calls from other threads.
     /// - All ranks must have made the communicator with the same [`Config`], on devices of the same compute capability.
     ///
-    /// Ranks do not compare any of this, and NCCL writes whatever it receives.
+    /// Ranks do not compare their raw calls, and NCCL writes whatever it receives.
     pub unsafe fn call(&self, call: RawCall, source: RawBuffer, destination: RawBuffer, stream: &Arc<CudaStream>) -> Result<()> {
         let mut job = self.job(call, source, destination)?;
         self.0.backend.number([&mut job]);
@@ -357,8 +361,8 @@ impl NcclCommunicator {
         unsafe { self.0.backend.enqueue(&job, stream, self.0.config.timeout) }
     }
 
-    /// Queues a send to `peer` if `sends` is true, or a receive from `peer` otherwise. Messages between two ranks are
-    /// matched in order. Both ends of a message must pass the same length.
+    /// Queues a send to `peer` if `sends` is true, or a receive from `peer` otherwise. NCCL matches the sends and
+    /// receives of two ranks in the order in which they were queued. Both ends of a message must pass the same length.
     ///
     /// # Errors
     ///
@@ -369,12 +373,12 @@ impl NcclCommunicator {
     /// # Safety
     ///
     /// - Until the stream has completed the message, the buffer must be memory of this device, of the stated length.
-    /// - Until then, no other code or kernel may write the buffer. If this is a receive, no other code or kernel may
-    ///   read the buffer either.
+    /// - Until the stream has completed the message, no other code or kernel may write to the buffer. If this is a
+    ///   receive, no other code or kernel may read the buffer either.
     /// - If this is a send, the buffer must contain elements of its stated type.
     /// - The other end must pass the same type and count for the matching message.
     ///
-    /// Ranks do not compare any of this, and NCCL writes whatever it receives.
+    /// Ranks do not compare their raw calls, and NCCL writes whatever it receives.
     pub unsafe fn message(&self, peer: usize, sends: bool, buffer: RawBuffer, stream: &Arc<CudaStream>) -> Result<()> {
         self.check_peer("message", peer)?;
         let Some(bytes) = buffer.count.checked_mul(buffer.dtype.size_bytes()) else {
@@ -431,7 +435,7 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// - `Unsupported` with an older NCCL.
+    /// - `Unsupported` if the loaded NCCL is older than 2.19.1.
     /// - `Nccl` if NCCL fails.
     /// - `Cuda` if the driver fails.
     #[doc(alias = "ncclMemAlloc")]
@@ -442,7 +446,8 @@ impl NcclCommunicator {
     /// Registers a buffer, so that NCCL can use it without copies. Needs NCCL 2.19.1.
     ///
     /// Only buffers whose address can be trusted are accepted. A type of your own is refused, even if it implements
-    /// cudarc's traits. Those traits are safe to implement, so they do not vouch for the address. For example:
+    /// cudarc's traits. A type can implement those traits without `unsafe`, so they do not guarantee a valid address.
+    /// For example:
     ///
     /// ```compile_fail,E0277
     /// # use collectives::nccl::NcclCommunicator;
@@ -464,14 +469,15 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// - `InvalidArgument` for a buffer of another context, or an empty buffer.
-    /// - `Unsupported` with an older NCCL.
+    /// - `InvalidArgument` for a buffer of another context, or for an empty buffer.
+    /// - `Unsupported` if the loaded NCCL is older than 2.19.1.
     /// - `Nccl` if NCCL fails.
     ///
     /// # Safety
     ///
-    /// In every call, either all ranks must pass registered buffers, or no rank may pass one. If all ranks do, the
-    /// offset from the start of the registration must be the same on every rank. NCCL relies on this.
+    /// In every call, either all ranks must pass registered buffers, or no rank may pass one. If all ranks pass
+    /// registered buffers, the offset of the buffer from the start of its registration must be the same on every rank.
+    /// NCCL relies on this.
     #[doc(alias = "ncclCommRegister")]
     pub unsafe fn register<T: Data, B: Registrable<Element = T>>(&self, buffer: B) -> Result<Registration<T, B>> {
         Registration::new(self.0.backend.comm(), buffer, &self.deadline())

@@ -49,8 +49,9 @@ pub struct Record {
     pub op: Option<String>,
     /// The element type: `f32`, `[u8; 16]`, `plain data of 12 B`.
     pub element: String,
-    /// The number of elements in each block, in the whole vector, or in the message. If the counts are a list, this
-    /// number is their sum. If the count may differ between ranks, this number is 0.
+    /// The number of elements. The kind of call decides whether this is the number in each block, in the whole vector,
+    /// or in the message. If the counts are a list, this number is their sum. If the count may differ between ranks,
+    /// this number is 0.
     pub count: u64,
     /// 24 bits of a hash of the counts, if every rank passes the counts as a list.
     pub counts_hash: Option<u32>,
@@ -60,17 +61,18 @@ pub struct Record {
     pub peer: Option<usize>,
     /// The tag of a message. The crate's own messages have tags from 2⁶³ on.
     pub tag: Option<u64>,
-    /// The start time, in nanoseconds since 1970. For a message that ended without a wait, this is the time when the
-    /// clock was last read for a message, at most 16 messages earlier. For a collective that ended without a wait,
-    /// because all other ranks were already waiting, this is `None` in 15 of 16 cases.
+    /// The start time, in nanoseconds since 1970. If a message ends without a wait, the clock is not always read. The
+    /// start time is then the time at which the clock was last read for a message, at most 16 messages earlier. If a
+    /// collective ends without a wait, because all other ranks were already waiting, the start time is `None` in 15 of
+    /// 16 cases.
     pub started_ns: Option<u64>,
-    /// The end time, in nanoseconds since 1970. `None` until the call ends. Also `None` if the call ended within a few
-    /// microseconds and the clock was not read.
+    /// The end time, in nanoseconds since 1970. `None` until the call ends. This field stays `None` if the call ended
+    /// within a few microseconds and the clock was not read.
     pub finished_ns: Option<u64>,
     /// The state of the call.
     pub state: State,
-    /// The error, if the call failed. If several device calls fail together, only the record of the first contains the
-    /// error.
+    /// The error, if the call failed. If several device calls fail together, only the record of the first of these
+    /// calls contains the error.
     pub error: Option<Error>,
     /// The ranks for which a collective still waits, as far as this rank knows. The information is at most 50
     /// milliseconds old.

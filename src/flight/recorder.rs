@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::{Flight, Record};
 use crate::error::Result;
 
-/// A handle to the last calls of a communicator. Any thread can use it, even while a call hangs; see
+/// A handle to the records of a communicator's last calls. Any thread can use the handle, even while a call hangs; see
 /// [`Communicator::flight_recorder`](crate::Communicator::flight_recorder).
 #[derive(Clone)]
 pub struct Recorder {
@@ -20,8 +20,8 @@ impl Recorder {
     }
 
     /// Returns the records of collectives on the host, then of messages, then of device calls. The records of each kind
-    /// begin with the oldest. Background calls that no thread has begun come last. This takes some tens of nanoseconds
-    /// per record, and delays no call.
+    /// begin with the oldest. Background calls that no thread has begun come last. This method takes some tens of
+    /// nanoseconds per record, and delays no call.
     #[must_use]
     pub fn records(&self) -> Vec<Record> {
         self.flight.records()

@@ -13,7 +13,7 @@ pub(super) enum Stage {
     Started = 1,
     Finished,
     Failed,
-    /// Queued on a device, which runs it later.
+    /// Queued on a device, which runs the call later.
     Queued,
 }
 

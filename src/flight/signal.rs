@@ -24,16 +24,16 @@ static FOLDER: Mutex<Option<(PathBuf, Process)>> = Mutex::new(None);
 /// descriptor is never closed.
 static SIGNAL_EVENT: OnceLock<(OwnedFd, Process)> = OnceLock::new();
 
-/// Installs a handler for SIGUSR1: on the signal, a thread writes the flight records of all communicators of this
-/// process into `folder`. The records include calls that hang. A later call changes the folder. A program that does not
-/// call this function keeps its own handling of the signal.
+/// Installs a handler for SIGUSR1. When this process receives the signal, a thread writes the flight records of all its
+/// communicators into `folder`. The records include calls that hang. If you call this function again, the new folder
+/// replaces the old one. A program that does not call this function keeps its own handling of the signal.
 ///
 /// # Errors
 ///
-/// - `Unsupported`: the program has its own handler for the signal. That handler is kept. Let it wake a thread that
-///   calls [`write_records`].
-/// - `Unsupported`: this process was forked from a process that had called this function. The process has the handler
-///   but not the thread.
+/// - `Unsupported`: the program has its own handler for the signal. That handler is kept. Let that handler wake a
+///   thread that calls [`write_records`].
+/// - `Unsupported`: this process was forked from a process that had called this function. Such a process has the
+///   handler, but not the thread that writes the records.
 /// - `Io`: the system refuses the handler or the thread.
 pub fn write_records_on_sigusr1(folder: impl Into<PathBuf>) -> Result<()> {
     // The conversion runs the program's code, so it happens outside the lock.

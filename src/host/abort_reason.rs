@@ -45,7 +45,7 @@ pub(crate) enum AbortReason {
         /// The rank that called it.
         by: u32,
     },
-    /// A rank cannot go on because of a local failure, such as an I/O error or a lack of memory.
+    /// A rank cannot continue because of a local failure, such as an I/O error or a lack of memory.
     Failed {
         /// The rank that failed.
         rank: u32,

@@ -21,10 +21,10 @@ pub(crate) trait Fold {
     /// - Every input must point to `bytes` bytes that are valid for reading during the whole call.
     /// - All these addresses must be aligned to the element or to 64 bytes, whichever is less.
     /// - `bytes` must be a multiple of the element size.
-    /// - `into` may be the same address as an input. If it is not, `into` must not overlap that input.
+    /// - For each input, `into` must be the same address, or must not overlap the input.
     /// - The inputs must be initialised, and no other code may write to them during the call. Bytes from peers are not
-    ///   always values of the element's type. An implementation must read them as bytes, or first turn them into valid
-    ///   values.
+    ///   always valid values of the element's type. An implementation must read such bytes as bytes, or first turn them
+    ///   into valid values.
     unsafe fn fold(&self, into: *mut u8, inputs: &[*const u8], bytes: usize, last: bool);
 
     /// Folds like [`Fold::fold`], and copies the result to `also` with `copy`.

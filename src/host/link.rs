@@ -19,8 +19,8 @@ pub(crate) trait ByteLink {
     /// are empty.
     fn try_write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize>;
 
-    /// Reads the bytes that have arrived into `into`. Returns the number of bytes read, which is 0 only if `into` is
-    /// empty.
+    /// Reads bytes that have arrived, as many as fit into `into`. Returns the number of bytes read, which is 0 only if
+    /// `into` is empty.
     fn try_read(&mut self, into: &mut [u8]) -> io::Result<usize>;
 
     /// Reads like [`ByteLink::try_read`], but may bypass the cache, because the caller reads more than fits into the
@@ -29,25 +29,26 @@ pub(crate) trait ByteLink {
         self.try_read(into)
     }
 
-    /// Writes a whole frame if this link has room for the frame, and a quicker way to write it than
-    /// [`ByteLink::try_write`]. Returns whether the frame was written. `payload` is all that follows the header.
+    /// Writes a whole frame if this link has room for the frame and can write it faster than [`ByteLink::try_write`].
+    /// Returns whether the frame was written. `payload` consists of all bytes that follow the header.
     #[inline]
     fn try_write_frame(&mut self, _head: &Head, _payload: &[u8]) -> io::Result<bool> {
         Ok(false)
     }
 
     /// Returns the beginning of the next frame, and the number of bytes that have arrived. If no bytes have arrived,
-    /// looks again `looks` times, and then returns `WouldBlock`. Returns `Ok(None)` if the beginning is unknown: the
-    /// caller must then use [`ByteLink::try_read`]. If several frames have arrived, the result may be the beginning of
-    /// the last frame. If the header in the result states the length of all bytes that have arrived, the result is the
-    /// beginning of the next frame. That frame remains the next one until [`ByteLink::take_frame`] is called.
+    /// looks again, up to `looks` times, and then returns `WouldBlock`. Returns `Ok(None)` if the beginning is unknown.
+    /// The caller must then use [`ByteLink::try_read`]. If several frames have arrived, the result may be the beginning
+    /// of the last frame instead. To find out, compare the length in the header with the number of bytes that have
+    /// arrived. If both are equal, the result is the beginning of the next frame. That frame remains the next one until
+    /// [`ByteLink::take_frame`] is called.
     #[inline]
     fn peek_frame(&mut self, _looks: u32) -> io::Result<Option<Head>> {
         Ok(None)
     }
 
-    /// Reads all that [`ByteLink::peek_frame`] has just found. The first `header_bytes` bytes are the header. As many
-    /// of the bytes after the header as fit go into `payload`.
+    /// Reads all bytes that [`ByteLink::peek_frame`] has just found. The first `header_bytes` bytes are the header. The
+    /// bytes after the header are written to `payload`, as many as fit.
     fn take_frame(&mut self, _header_bytes: usize, _payload: &mut [u8]) {}
 
     /// Returns a descriptor that a poll can wait on. Returns `None` for a stream in shared memory and for a stream that
@@ -60,8 +61,8 @@ pub(crate) trait ByteLink {
         false
     }
 
-    /// Returns the bell of a link that has no descriptor. The bell wakes this rank when anything moves on this link, or
-    /// on another link of the same kind.
+    /// Returns this link's bell if the link is in shared memory, else `None`. The bell wakes this rank when bytes are
+    /// written or read on this link, or on another link of the same kind.
     fn bell(&self) -> Option<Arc<dyn Bell>> {
         None
     }
@@ -70,10 +71,10 @@ pub(crate) trait ByteLink {
 /// Lets a rank sleep until something moves on its links, if they have no descriptors. The rank starts listening, looks
 /// at its links once more, and sleeps if nothing has moved. In either case, it stops listening afterwards.
 pub(crate) trait Bell {
-    /// Starts listening. After this call, the bell notices every move of bytes on the links.
+    /// Starts listening. After this call, the bell notices each time that bytes are written or read on the links.
     fn listen(&self) -> Heard;
 
-    /// Sleeps until the bell notices a move that `heard` does not include, or until `limit` has passed.
+    /// Sleeps until the bell notices a read or write that `heard` does not include, or until `limit` has passed.
     fn sleep(&self, heard: Heard, limit: Duration);
 
     /// Stops listening.
@@ -148,7 +149,7 @@ pub(super) mod script {
             Self { bytes: bytes.to_vec(), at: 0, filler, jitter, taken: Vec::new() }
         }
 
-        /// Returns how many bytes move: between 1 and `most`.
+        /// Returns the number of bytes to read or write: between 1 and `most`.
         fn part(&mut self, most: usize) -> usize {
             if self.jitter == 0 {
                 return most;

@@ -29,8 +29,8 @@ use crate::error::{Error, Result};
 /// stands for the stream of the thread that borrows the value. A [`ForeignBuffer`] or a tensor of
 /// [`dlpack`](crate::interop::dlpack) that was made from such a value must be used and dropped only on that thread.
 pub unsafe trait AsStream {
-    /// Returns the stream's `CUstream`, which is also its `cudaStream_t`. Null is the legacy default stream, and 2 is
-    /// the per-thread default stream of the calling thread.
+    /// Returns the stream's `CUstream`, which is also its `cudaStream_t`. A null handle is the legacy default stream,
+    /// and the handle 2 is the per-thread default stream of the calling thread.
     fn as_raw_stream(&self) -> *mut c_void;
 
     /// Returns the number that the stream's device has in this process.
@@ -81,8 +81,8 @@ unsafe impl Send for RawStream {}
 unsafe impl Sync for RawStream {}
 
 impl RawStream {
-    /// Makes a `RawStream` from a stream's handle and the number that its device has in this process. Null is the
-    /// legacy default stream.
+    /// Makes a `RawStream` from a stream's handle and the number that the stream's device has in this process. A null
+    /// handle is the legacy default stream.
     ///
     /// # Safety
     ///
@@ -141,8 +141,8 @@ unsafe impl AsStream for RawStream {
 /// - Each of the four methods must return the same result each time.
 ///
 /// At all times, code that writes, reuses or frees the memory must do so in the order of that stream, after all work
-/// queued on the stream so far. (If a call runs on another stream, this crate uses events to order the call and this
-/// work.)
+/// queued on the stream so far. If a call of this crate runs on another stream, this crate uses events to order the
+/// call relative to this work.
 pub unsafe trait AsDevicePtr {
     /// The type of its elements.
     type Element: Data;
@@ -164,8 +164,7 @@ pub unsafe trait AsDevicePtr {
 ///
 /// # Safety
 ///
-/// Other code that reads the memory must also do so in the order of the memory's stream, or must not read it while the
-/// value is borrowed mutably.
+/// While the value is borrowed mutably, other code may read the memory only in the order of the memory's stream.
 pub unsafe trait AsDevicePtrMut: AsDevicePtr {}
 
 /// Implements the trait for references.
@@ -205,7 +204,8 @@ unsafe impl<P: AsDevicePtrMut + ?Sized> AsDevicePtrMut for &mut P {}
 /// Calls are queued on the communicator's stream, or on the stream named with
 /// [`Communicator::with_stream`](crate::Communicator::with_stream). That stream first waits for the memory's own
 /// stream. The memory's own stream then waits for the call. If both streams are the same, no wait is added. While a
-/// graph is captured, no wait is added either, so you must order the launches of the graph.
+/// graph is captured, no wait is added either, so you must order the launches of the graph relative to the memory's
+/// stream.
 pub struct ForeignBuffer<P> {
     memory: P,
     context: Arc<CudaContext>,

@@ -139,8 +139,8 @@ pub struct CallReport<'a> {
     pub op: Option<Cow<'static, str>>,
     /// The element type: `f32`, `[u8; 16]`, `plain data of 12 B`.
     pub element: Cow<'static, str>,
-    /// The number of elements in each block, in the whole vector, or in the message; 0 if the count may differ between
-    /// ranks.
+    /// The number of elements; 0 if the count may differ between ranks. The kind of call decides whether this is the
+    /// number in each block, in the whole vector, or in the message.
     pub count: u64,
     /// The number of bytes of the larger of this rank's two buffers.
     pub bytes: u64,
@@ -151,10 +151,10 @@ pub struct CallReport<'a> {
     /// The tag of a message. The crate's own messages have tags from 2⁶³ on.
     pub tag: Option<u64>,
     /// The algorithm of a collective on the host, as [`Communicator::algorithm`](crate::Communicator::algorithm)
-    /// returns it. `None` for messages and for device calls. NCCL runs device calls, in part with this crate's kernels.
+    /// returns it. `None` for messages and for device calls. NCCL and this crate's kernels run device calls.
     pub algorithm: Option<Algorithm>,
-    /// The time from the call to its return. For a background message, the time until the message was complete. For a
-    /// device call, the time until the call was queued.
+    /// The time from the start of the call to its return. For a background message, the time until the message was
+    /// complete. For a device call, the time until the call was queued.
     pub elapsed: Duration,
     /// The error, if the call failed.
     pub error: Option<&'a Error>,
@@ -237,24 +237,23 @@ fn element(element: &TypeTag) -> Cow<'static, str> {
 }
 
 /// A callback that receives every call that has ended; see [`Config::observer`](crate::Config::observer). Every
-/// `Fn(&CallReport<'_>)` is an observer.
+/// `Fn(&CallReport<'_>)` implements this trait.
 pub trait Observer: Send + Sync {
     /// Receives a call that has ended, with or without an error.
     ///
     /// This method runs on the thread that made the call, or on the thread that ran the call in the background, before
-    /// that thread continues. Any thread that moves messages of the communicator may report a background message. By
-    /// then, [`Work::wait`](crate::Work::wait) for that message may already have returned. Once the communicator has
-    /// been dropped, all calls have been reported.
+    /// that thread continues. A background message can be reported on any thread that advances the communicator's
+    /// messages. By then, [`Work::wait`](crate::Work::wait) for that message may already have returned. Once the
+    /// communicator has been dropped, all its calls have been reported.
     ///
-    /// The observer may use everything that any thread may use, such as
-    /// [`AbortHandle::abort`](crate::AbortHandle::abort), [`flight::Recorder`] and other communicators. The observer
-    /// must not make calls on the communicator of the reported call, because that communicator is still inside the
-    /// call. This crate holds no lock while the observer runs.
+    /// The observer may call [`AbortHandle::abort`](crate::AbortHandle::abort) and [`flight::Recorder`], and may use
+    /// other communicators. The observer must not make calls on the communicator of the reported call, because that
+    /// communicator is still inside the call. This crate holds no lock while the observer runs.
     ///
-    /// Keep the observer short. The call does not return before the observer does. While an observer runs for a
-    /// background call, all calls after that call wait. During that time, messages advance only while other threads
-    /// wait for messages. An observer that never returns blocks its thread permanently. A drop of the communicator
-    /// waits some seconds for the observer. A panic in an observer is caught and reported to `tracing`.
+    /// Keep the observer short. The call does not return before the observer returns. While an observer runs for a
+    /// background call, all later calls of the communicator wait. During that time, messages advance only while other
+    /// threads wait for messages. An observer that never returns blocks its thread permanently. A drop of the
+    /// communicator waits a few seconds for the observer. A panic in an observer is caught and reported to `tracing`.
     ///
     /// These rules also apply to subscribers of `tracing`.
     fn call_ended(&self, call: &CallReport<'_>);

@@ -12,8 +12,8 @@ use crate::base::regular_file;
 use crate::config;
 use crate::flight::Json;
 
-/// Runs a rank's program. If the program fails, writes the reason to the file that the launcher names, so that the
-/// launcher can report it when the job has ended.
+/// Runs a rank's program. If the program fails, writes the reason to the file that the launcher names. So the launcher
+/// can report the reason when the job has ended.
 ///
 /// `collrun` and torchrun's agent name this file in `TORCHELASTIC_ERROR_FILE`. This function writes the format of
 /// PyTorch's `@record`, which both launchers read. If no file is named, the function writes nothing. It returns the

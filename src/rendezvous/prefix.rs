@@ -9,8 +9,9 @@ use crate::error::Result;
 
 /// A store that adds a prefix and a slash to every key of another store.
 ///
-/// Nested stores join their prefixes, and the innermost store's prefix comes first. [`num_keys`](Store::num_keys)
-/// counts the keys of the whole store. [`list_keys`](Store::list_keys) lists only the keys with the prefix.
+/// If `PrefixStore`s are nested, their prefixes are joined, and the innermost store's prefix comes first.
+/// [`num_keys`](Store::num_keys) counts the keys of the whole store. [`list_keys`](Store::list_keys) lists only the
+/// keys with the prefix.
 ///
 /// # Examples
 ///
@@ -57,7 +58,7 @@ impl fmt::Debug for PrefixStore {
     }
 }
 
-/// Borrows a list of keys in the form that the trait takes.
+/// Borrows a list of keys in the form that [`Store`] takes.
 fn borrow(keys: &[String]) -> Vec<&str> {
     keys.iter().map(String::as_str).collect()
 }

@@ -9,9 +9,9 @@ use crate::error::{Error, Result};
 /// A small key-value store shared by the ranks of a job, with the semantics of `torch.distributed.Store`.
 ///
 /// A key is a text of at most 8 KiB, and a value has at most 8 MiB. Numbers made by [`add`](Store::add) are kept as
-/// decimal text, so [`get`](Store::get) of a counter returns text such as `b"42"`. Any thread can make every call.
+/// decimal text, so [`get`](Store::get) of a counter returns text such as `b"42"`. Any thread can call any method.
 ///
-/// A store is for start-up and small agreements. It is not fast, and its contents are not secret.
+/// A store is for start-up, and for small agreements between ranks. It is not fast, and its contents are not secret.
 ///
 /// # Errors
 ///
@@ -36,7 +36,7 @@ use crate::error::{Error, Result};
 /// # }
 /// ```
 pub trait Store: Send + Sync {
-    /// Sets `key` to `value` and wakes the callers that wait for it.
+    /// Sets `key` to `value`, and wakes the callers that wait for `key`.
     ///
     /// # Errors
     ///
@@ -55,11 +55,11 @@ pub trait Store: Send + Sync {
     /// # Errors
     ///
     /// The errors that [`Store`] lists. The call also fails if the value at `key` is not a decimal number, or if the
-    /// sum exceeds the range of `i64`. A TCPStore server can report these two errors only by closing the connection, so
-    /// a [`TcpStore`](crate::store::TcpStore) is unusable afterwards.
+    /// sum exceeds the range of `i64`. A TCP store's server can report these two errors only by closing the connection,
+    /// so a [`TcpStore`](crate::store::TcpStore) is unusable afterwards.
     fn add(&self, key: &str, delta: i64) -> Result<i64>;
 
-    /// Sets `key` to `desired` if its value is `expected`, and returns the value that `key` then has.
+    /// Sets `key` to `desired` if the current value of `key` is `expected`. Returns the value that `key` then has.
     ///
     /// An absent key is set if `expected` is empty. If the key is absent and `expected` is not empty, the method sets
     /// nothing and returns `expected`, although the key does not exist. PyTorch's stores also return `expected` in this

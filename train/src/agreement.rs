@@ -76,16 +76,16 @@ fn length(plain: &[u8; 40]) -> u64 {
     plain[32..].iter().rev().fold(0, |length, byte| length << 8 | u64::from(*byte))
 }
 
-/// Returns a text with one line for the call, one line for the settings, and the listed lines. Names and options are in
-/// their debug form, which contains no line ends.
+/// Returns a text with one line for the call, one line for the settings, and then the listed lines. Names and options
+/// are in their debug form, which contains no line ends.
 fn text(what: &str, listed: &Listed, settings: &str) -> String {
     let mut text = format!("{what}\n{settings}\n");
     listed.lines.iter().for_each(|line| text.extend([line, "\n"]));
     text
 }
 
-/// Returns one description for each of two ranks' texts. A description names the rank's call, and the first line after
-/// the call that differs between the texts.
+/// Compares the texts of two ranks, and returns one description of each text. A description names the rank's call, and
+/// quotes the first later line that differs between the two texts.
 fn first_difference(first: &str, second: &str, noun: &str) -> (String, String) {
     let ((first_what, first), (second_what, second)) = (split(first), split(second));
     let (first, second) = match first == second {

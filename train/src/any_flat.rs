@@ -38,16 +38,17 @@ pub(super) trait AnyFlat: Send + Any {
     fn wait(&mut self) -> Result<()>;
 
     /// Copies a range of this buffer to `into`, beginning at element `start` of `into`. Converts the elements if the
-    /// types differ.
+    /// two buffers have different element types.
     fn copy_part(&self, range: Range<usize>, into: &mut dyn AnyFlat, start: usize) -> Result<()>;
 
-    /// Adds a range of this buffer to all elements of `into`, which has the same type.
+    /// Adds a range of this buffer to `into`, element by element. `into` must have the length of the range, and the
+    /// element type of this buffer.
     fn add_part(&self, range: Range<usize>, into: &mut dyn AnyFlat) -> Result<()>;
 
     /// Overwrites elements with zeros.
     fn clear(&mut self, range: Range<usize>) -> Result<()>;
 
-    /// Multiplies all elements.
+    /// Multiplies all elements by `factor`.
     fn scale(&mut self, factor: f64) -> Result<()>;
 
     /// Adds the squares of all elements to `sums`.

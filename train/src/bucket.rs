@@ -85,10 +85,10 @@ pub(super) trait AnyBucket: Send + Any {
     /// Adds the squares of the elements in `range` to `sums`.
     fn add_squares(&self, range: Range<usize>, sums: &mut Squares) -> Result<()>;
 
-    /// Multiplies the elements in `range`.
+    /// Multiplies the elements in `range` by `factor`.
     fn scale(&mut self, range: Range<usize>, factor: f64) -> Result<()>;
 
-    /// Lends an optimiser the bucket's data.
+    /// Lends the bucket's data to an optimiser.
     fn lend(&mut self, comm: &Communicator) -> Result<Lent<'_>>;
 
     /// Starts to gather all ranks' shares of the parameters into the buffer of the gradients.
@@ -152,7 +152,7 @@ impl<T: Float> Bucket<T> {
         self.flat.as_mut().ok_or_else(lost)
     }
 
-    /// Moves the buffer of the gradients out, for a call that returns the buffer later.
+    /// Moves the buffer of the gradients out of the bucket, for a call that returns the buffer later.
     fn take_flat(&mut self) -> Result<Flat<T>> {
         self.flat.take().ok_or_else(lost)
     }
@@ -162,8 +162,8 @@ impl<T: Float> Bucket<T> {
         self.share.as_mut().ok_or_else(whole)
     }
 
-    /// Returns the bucket's own buffer for this step's gradients. If a given buffer has replaced the own buffer, this
-    /// function first puts the own buffer back.
+    /// Returns the bucket's own buffer for this step's gradients. If a given buffer has replaced the bucket's own
+    /// buffer, this function first puts the bucket's own buffer back.
     fn own_mut(&mut self) -> Result<&mut Flat<T>> {
         if self.own.is_some() {
             self.flat = self.own.take();

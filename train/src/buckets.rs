@@ -38,9 +38,9 @@
 //! and, in a sharded optimiser, this rank's share of the parameters.
 //!
 //! In addition to the model and its gradients, a step needs at most N bytes of memory, where N is the size of all
-//! gradients. `Compress` adds N/2 for `f32`. PowerSGD adds 4 B for each element of a compressed matrix, and three times
-//! the size of the factors, which is 4·r·(rows + columns). `ShardedOptimizer` on n ranks needs N + N/n, and the
-//! caller's state for N/n bytes of parameters.
+//! gradients. `Compress` adds N/2 for `f32`. PowerSGD adds 4 B for each element of the gradients, 4·r·(rows + columns)
+//! bytes for the factors of each matrix, and, during a step, 4 B for each element of the largest compressed matrix.
+//! `ShardedOptimizer` on n ranks needs N + N/n, and the caller's state for N/n bytes of parameters.
 
 use std::any::Any;
 use std::ops::Range;

@@ -49,14 +49,14 @@ use collectives::{Error, Result};
 ///
 /// **Order.** Every rank launches the buckets in the order of their numbers, so parameters may become ready in
 /// different orders on different ranks. If you make other collectives on the same communicator between the first
-/// `ready` and `finish`, every rank must make these collectives at the same point of the step. This is possible only if
+/// `ready` and `finish`, every rank must make these collectives at the same point of the step. Ranks can do so only if
 /// parameters become ready in the same order on all ranks. Otherwise, make these collectives on a separate communicator
 /// ([`Communicator::duplicate`]).
 ///
 /// **Errors.** A call that passes a wrong length or type, or the same gradient again, is refused and has no effect.
 /// `finish` returns the errors of background calls. After a lost peer, a timeout or a mismatch, every later call
-/// returns `Poisoned`. In that case, make a new `DataParallel` with the communicator that [`Communicator::shrink`]
-/// returns.
+/// returns `Poisoned`. After such an error, make a new `DataParallel` with the communicator that
+/// [`Communicator::shrink`] returns.
 ///
 /// **Memory.** The buckets hold every gradient once, in memory from [`Communicator::alloc`]. The documentation of each
 /// hook says how much memory the hook adds. `ready` copies a gradient, so the caller can free it as soon as `ready`
@@ -81,7 +81,7 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// - `Mismatch` if two ranks differ in a parameter or a setting. The error names the first difference.
+    /// - `Mismatch` if two ranks pass different parameters or settings. The error names the first difference.
     /// - `InvalidArgument` if a parameter has a type that gradients cannot have.
     /// - `Unsupported` if the op is not `Avg`, `Sum` or `PreMulSum`.
     /// - The errors of [`Communicator::alloc`].
@@ -91,23 +91,25 @@ impl DataParallel {
         Ok(Self { buckets })
     }
 
-    /// Makes the buckets like [`new`](Self::new), but on the stream's device, which must be the communicator's device.
-    /// Gradients are copied into the buckets on `stream`, on which the backward pass runs. Meanwhile, reductions run on
-    /// the communicator's stream ([`Device::stream`](collectives::Device::stream), or the stream that was passed to
-    /// [`Communicator::with_stream`]). The buckets' events order the work on the two streams, so `finish` does not wait
-    /// for the device. Use the results of [`Averaged`] on `stream`, or order their use by cudarc's events.
+    /// Makes the buckets like [`new`](Self::new), but on the device of `stream`. This device must be the communicator's
+    /// device. Gradients are copied into the buckets on `stream`, on which the backward pass runs. Meanwhile,
+    /// reductions run on the communicator's stream ([`Device::stream`](collectives::Device::stream), or the stream that
+    /// was passed to [`Communicator::with_stream`]). The buckets' events order the work on the two streams, so `finish`
+    /// does not wait for the device. Use the results of [`Averaged`] on `stream`, or order their use by cudarc's
+    /// events.
     ///
-    /// Accumulation, norms and clipping are done by the crate's kernels on `stream`. The hook
-    /// [`Compress`](super::Compress) has its own `on_device`; [`PowerSgd`](super::PowerSgd) supports only host memory.
+    /// The crate's kernels accumulate gradients, compute norms and clip gradients on `stream`. The hook
+    /// [`Compress`](super::Compress) has its own constructor `on_device`. The hook [`PowerSgd`](super::PowerSgd)
+    /// supports only host memory.
     ///
-    /// The first buckets that are made on a device load the crate's kernels. The driver may then wait for work in
+    /// When the first buckets on a device are made, the crate loads its kernels. The driver may then wait for work in
     /// progress on the device. So make the buckets while no device call is in progress.
     ///
     /// # Errors
     ///
     /// - The errors of [`new`](Self::new).
     /// - `NoDevice` if a communicator of several ranks has no device backend.
-    /// - `InvalidArgument` if the stream is on another device.
+    /// - `InvalidArgument` if the stream is not on the communicator's device.
     /// - `Cuda` if the driver fails.
     ///
     /// If one rank fails, all fail: the others get an `Io` that names the failing rank.
@@ -123,25 +125,26 @@ impl DataParallel {
         Ok(Self { buckets })
     }
 
-    /// Replaces the hooks that average the buckets of type `T`. `make` is called once for each bucket, between two
-    /// steps. The hooks of all ranks must make the same calls. If a hook fails or panics, no further step is possible.
+    /// Replaces the hooks that average the buckets of type `T`. Calls `make` once for each of these buckets. Call
+    /// `set_hooks` between two steps. The hooks of all ranks must make the same calls. If a hook fails or panics, no
+    /// further step is possible.
     ///
     /// # Errors
     ///
-    /// - The errors of `make`. All hooks then stay unchanged.
-    /// - `InvalidArgument` if a gradient of the current step was already passed.
+    /// - The errors of `make`. If `make` fails, all hooks stay unchanged.
+    /// - `InvalidArgument` if you have already passed a gradient of the current step.
     /// - `Poisoned` after a step that failed.
     #[doc(alias = "register_comm_hook")]
     pub fn set_hooks<T: Float>(&mut self, make: impl FnMut(&BucketLayout) -> Result<Box<dyn Hook<T>>>) -> Result<()> {
         self.buckets.set_hooks(make)
     }
 
-    /// Returns the buckets, in the order in which they are launched.
+    /// Returns the buckets' layouts, in the order in which the buckets are launched.
     pub fn layouts(&self) -> impl ExactSizeIterator<Item = &BucketLayout> {
         self.buckets.layouts()
     }
 
-    /// Returns the communicator over whose ranks gradients are averaged.
+    /// Returns the communicator of the ranks over which gradients are averaged.
     #[must_use]
     pub fn communicator(&self) -> &Communicator {
         self.buckets.comm()
@@ -152,21 +155,24 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the length or type is not the parameter's, and the errors of [`Communicator::broadcast`].
+    /// `InvalidArgument` if `values` does not have the parameter's length and type, and the errors of
+    /// [`Communicator::broadcast`].
     pub fn broadcast<B: BufferMut + ?Sized>(&self, parameter: usize, values: &mut B, root: usize) -> Result<()> {
         self.buckets.broadcast(parameter, values, root)
     }
 
-    /// Adds a part of a parameter's gradient, which stays on this rank for now. If a batch has several parts, call
-    /// `accumulate` for all parts except the last, and [`ready`](Self::ready) for the last part. The result is a mean
-    /// over ranks, but a sum over parts. For a mean over parts, divide by the number of parts yourself.
+    /// Adds a part of a parameter's gradient to the parts that were passed before in this step. Sends nothing to other
+    /// ranks. If a batch has several parts, call `accumulate` for all parts except the last, and [`ready`](Self::ready)
+    /// for the last part. The result is a mean over ranks, but a sum over parts. For a mean over parts, divide by the
+    /// number of parts yourself.
     ///
     /// # Errors
     ///
-    /// - `InvalidArgument` if there is no such parameter, or the length or type is not the parameter's.
+    /// - `InvalidArgument` if there is no such parameter, or if the gradient does not have the parameter's length and
+    ///   type.
     /// - `InvalidArgument` unless the gradient and the buckets are both in host memory, or both in memory of the same
     ///   `CudaContext`.
-    /// - `InvalidArgument` if [`ready`](Self::ready) has already taken this step's gradient of the parameter.
+    /// - `InvalidArgument` if you have already passed this step's gradient of the parameter to [`ready`](Self::ready).
     /// - `Poisoned` after a step that failed.
     /// - On a device, also `Cuda` if the driver fails.
     #[doc(alias = "no_sync")]
@@ -177,13 +183,14 @@ impl DataParallel {
         self.buckets.take("accumulate", parameter, gradient.memory(), false)
     }
 
-    /// Passes a parameter's gradient. After a call of [`accumulate`](Self::accumulate) for the parameter, passes the
-    /// last part of the gradient. If the gradient fills its bucket, and all earlier buckets have been launched, the
-    /// bucket is launched. Does not wait for other ranks.
+    /// Passes a parameter's gradient. If you called [`accumulate`](Self::accumulate) for the parameter, pass the last
+    /// part of the gradient. If the gradient fills its bucket, and all earlier buckets have been launched, the bucket
+    /// is launched. Does not wait for other ranks.
     ///
     /// # Errors
     ///
-    /// - `InvalidArgument` if there is no such parameter, or the length or type is not the parameter's.
+    /// - `InvalidArgument` if there is no such parameter, or if the gradient does not have the parameter's length and
+    ///   type.
     /// - `InvalidArgument` unless the gradient and the buckets are both in host memory, or both in memory of the same
     ///   `CudaContext`.
     /// - `InvalidArgument` if this step's gradient of the parameter was already passed.
@@ -205,8 +212,9 @@ impl DataParallel {
     /// - No part of the gradient was accumulated.
     /// - If the gradient is a cudarc slice, the slice belongs to the same `CudaContext` as the buckets' stream.
     ///
-    /// Otherwise the gradient is copied and freed. [`Averaged::take`] moves the mean out again. Ranks need not make the
-    /// same choice: one rank may give a gradient that another rank passes to [`ready`](Self::ready).
+    /// Otherwise, the gradient is copied and freed. After [`finish`](Self::finish), [`Averaged::take`] returns the
+    /// mean. Ranks need not make the same choice: one rank may give a gradient that another rank passes to
+    /// [`ready`](Self::ready).
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -237,7 +245,7 @@ impl DataParallel {
     /// # Errors
     ///
     /// - `InvalidArgument` on every rank if one rank passed no gradient for a parameter. With
-    ///   [`Missing::Zeros`](super::Missing::Zeros), this is not an error.
+    ///   [`Missing::Zeros`](super::Missing::Zeros), a missing gradient is not an error.
     /// - The errors of any collective.
     pub fn finish(&mut self) -> Result<Averaged<'_>> {
         self.buckets.finish("finish")?;
@@ -328,9 +336,10 @@ impl Averaged<'_> {
         self.buckets.copy_to("copy_to", parameter, destination)
     }
 
-    /// Moves a parameter's gradient out. Returns the buffer that was [given](DataParallel::give) for the gradient, or
-    /// the buffer that a hook returned instead. If no buffer was given, returns a copy. On a device, the allocation of
-    /// a copy waits for the caller's stream, without a time limit.
+    /// Moves a parameter's averaged gradient out of the buckets. If the buffer that was [given](DataParallel::give) for
+    /// the gradient became the bucket's buffer, returns that buffer, or the buffer that a hook returned instead.
+    /// Otherwise returns a copy. On a device, the allocation of a copy waits for the caller's stream, without a time
+    /// limit.
     ///
     /// # Errors
     ///
@@ -348,8 +357,8 @@ impl Averaged<'_> {
     /// `f64`. Every rank gets the same bits.
     ///
     /// On a device, kernels on the caller's stream sum the squares, and this call waits for that stream. Each gradient
-    /// is read once. The kernels add the squares in another order than the host. For n elements, the norm on the device
-    /// differs from the norm on the host by at most (n + 2)·2⁻⁵³ times the norm.
+    /// is read once. The kernels and the host add the squares in different orders. For n elements, the norm on the
+    /// device differs from the norm on the host by at most (n + 2)·2⁻⁵³ times the norm.
     ///
     /// # Errors
     ///
@@ -360,9 +369,9 @@ impl Averaged<'_> {
         self.buckets.sum_of_squares(|layout| 0..layout.len).map(f64::sqrt)
     }
 
-    /// Scales all gradients down to a [`norm`](Self::norm) of `limit`, if their norm is larger. Returns the norm before
-    /// scaling. If that norm is not finite, the gradients stay unchanged. In that case, skip the step. Each product is
-    /// computed in `f64` and rounded once.
+    /// Scales all gradients down to a [`norm`](Self::norm) of `limit`, if their norm is larger than `limit`. Returns
+    /// the norm before scaling. If that norm is not finite, the gradients stay unchanged. In that case, skip the step.
+    /// Each product is computed in `f64` and rounded once.
     ///
     /// On a device, this call waits for the caller's stream like [`norm`](Self::norm), and then queues the
     /// multiplications.
@@ -406,8 +415,9 @@ impl Averaged<'_> {
     /// # Ok::<(), collectives::Error>(())
     /// ```
     ///
-    /// Count parameters that all ranks of `tp` share, such as biases, only once. Keep these parameters in a separate
-    /// [`DataParallel`], and add the square of their norm after the all-reduce.
+    /// If all ranks of `tp` have a copy of a parameter, such as a bias, count the parameter's gradient only once. To do
+    /// so, keep such parameters in a separate [`DataParallel`], and add the square of the norm of their gradients after
+    /// the all-reduce.
     ///
     /// # Errors
     ///

@@ -122,7 +122,7 @@ impl<T: Float> Flat<T> {
         comm.alloc(len).map(Self::from)
     }
 
-    /// Allocates `len` zeros on the stream's device, which must be the communicator's device. Local.
+    /// Allocates `len` zeros on the device of `stream`. This device must be the communicator's device. Local.
     ///
     /// # Errors
     ///
@@ -166,7 +166,7 @@ impl<T: Float> Flat<T> {
         }
     }
 
-    /// Returns the elements for writing. They must be in host memory.
+    /// Returns the elements, which must be in host memory, for writing.
     ///
     /// # Errors
     ///
@@ -355,7 +355,7 @@ impl<T: Float> Flat<T> {
 
     /// Converts the elements of another buffer, and writes them to this buffer. Both buffers must have the same length.
     /// Both buffers must be in host memory, or both must be on the same device. Each element is converted to `f32`,
-    /// multiplied by the weight, rounded to `f32` and then to `T`. On a device, this conversion is queued on this
+    /// multiplied by `weight`, rounded to `f32` and then to `T`. On a device, this conversion is queued on this
     /// buffer's stream, and gives the same bits as on the host, except for NaNs.
     ///
     /// # Errors

@@ -7,8 +7,8 @@ use collectives::Communicator;
 use collectives::ReduceOp;
 use collectives::{Error, Result};
 
-/// Averages one bucket's gradients. Each bucket has its own hook, so the state that a hook keeps between steps belongs
-/// to its bucket.
+/// Averages one bucket's gradients. Each bucket has its own hook, so a hook's state between steps belongs to one
+/// bucket.
 ///
 /// Every rank must make the same calls on `comm` in the same order, and calls should run in the background. So
 /// [`start`](Hook::start) is called once for each full bucket, in the order of the buckets. After every bucket has been
@@ -28,7 +28,7 @@ pub trait Hook<T: Float>: Send {
     fn start(&mut self, comm: &Communicator, gradients: Flat<T>) -> Result<()>;
 
     /// Waits for the call that was started last. Then either starts the next call or returns the averaged gradients.
-    /// The gradients are in the buffer that `start` took, or in another buffer of the same length.
+    /// The returned buffer must be the buffer that `start` took, or another buffer of the same length.
     ///
     /// # Errors
     ///
@@ -108,8 +108,8 @@ impl<T: Float> Hook<T> for ReduceScatter<T> {
     }
 }
 
-/// A hook that converts gradients of type `T` to type `C` before they are sent. With `f16` or `bf16` it sends half as
-/// many bytes as with `f32`.
+/// A hook that converts gradients of type `T` to type `C` before they are sent. If `C` is `f16` or `bf16`, the hook
+/// sends half as many bytes as an all-reduce of `f32`.
 ///
 /// Each rank's gradient is converted to `f32`, weighted (by 1/n for a mean), rounded to `f32` and then to `C`. The
 /// ranks' values are summed as `C`, and the sum is converted back to `T` via `f32`. Consider a mean over n ranks, of
@@ -117,7 +117,7 @@ impl<T: Float> Hook<T> for ReduceScatter<T> {
 /// sum of:
 ///
 /// - 2⁻¹¹ (`f16`) or 2⁻⁸ (`bf16`) for the rounding to `C`,
-/// - at most the same amount again for each partial sum that is sent,
+/// - 2⁻¹¹ (`f16`) or 2⁻⁸ (`bf16`) for each partial sum that is sent,
 /// - 2⁻²³ for the roundings to `f32`. So a `Compress<f64, f64>` has the precision and range of `f32`.
 ///
 /// Numbers below `C`'s normal range are rounded to multiples of the smallest number of type `C`. In `f16`, the smallest
@@ -161,8 +161,8 @@ impl<T: Float, C: Float> Compress<T, C> {
     }
 
     /// Creates the hook for one bucket of a [`DataParallel::on_device`](super::DataParallel::on_device), with the same
-    /// stream. The crate's kernels convert on that stream, and give the same bits as on the host, except for NaNs. NCCL
-    /// decides how the sums are rounded. Not collective.
+    /// stream. The crate's kernels convert elements on this stream, and give the same bits as on the host, except for
+    /// NaNs. NCCL decides how the sums are rounded. Not collective.
     ///
     /// # Errors
     ///

@@ -23,11 +23,11 @@ pub struct Options {
     pub bucket_bytes: usize,
     /// A parameter of at least this size in bytes has its own bucket. The reduction of such a parameter's gradient
     /// starts as soon as the gradient arrives, and a [given](super::DataParallel::give) gradient is not copied. `None`
-    /// means 256 KiB in host memory. On devices, `None` means that there is no such size, because every launch of a
+    /// means 256 KiB in host memory. On devices, `None` means that this option has no effect, because every launch of a
     /// bucket takes time. Default: `None`.
     pub own_bucket_bytes: Option<usize>,
-    /// How the ranks' gradients are combined: `Avg`, `Sum`, or `PreMulSum` with this rank's weight, for example its
-    /// share of the samples of the whole batch. Your own hook may ignore this op. Default: `Avg`.
+    /// How the ranks' gradients are combined: `Avg`, `Sum`, or `PreMulSum` with this rank's weight, for example this
+    /// rank's share of the samples of the whole batch. Your own hook may ignore this op. Default: `Avg`.
     pub op: ReduceOp,
     /// How a step treats parameters without a gradient. Default: `Refused`.
     pub missing: Missing,
@@ -37,11 +37,12 @@ pub struct Options {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Missing {
     /// The step fails on every rank with an error that names the rank and the parameter. Another step can follow. To
-    /// detect this case, each step makes one all-reduce of one number, in addition to the reductions of the buckets.
+    /// detect missing gradients, each step makes one all-reduce of one number, in addition to the reductions of the
+    /// buckets.
     #[default]
     Refused,
-    /// The gradients of these parameters count as zeros on this rank, plus the parts that were accumulated in this
-    /// step.
+    /// On this rank, the gradient of such a parameter is the sum of the parts that were accumulated in this step. If no
+    /// part was accumulated, the gradient counts as zeros.
     Zeros,
 }
 
@@ -85,8 +86,9 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Returns how `range` of the bucket overlaps the parameter: the elements of the flattened parameter, and their
-    /// positions in `range`. Returns two empty ranges if there is no overlap.
+    /// Returns the elements of the parameter that are in `range`, a range of the bucket. The first result is the
+    /// elements' range in the flattened parameter. The second result is their range relative to the start of `range`.
+    /// Returns two empty ranges if there is no overlap.
     ///
     /// ```
     /// # use collectives_train::Slot;

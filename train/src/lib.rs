@@ -1,12 +1,12 @@
 //! Training on many ranks: gradients averaged in buckets during the backward pass.
 //!
-//! [`DataParallel`] does for a training loop what torch's `DistributedDataParallel` does. It gives all ranks the same
-//! initial parameters, and averages gradients in large pieces in the background. If the ranks' parameters differ, or a
-//! rank lacks a gradient, every rank gets an error. This crate depends on no tensor crate: gradients are slices or any
-//! other [`Buffer`](collectives::Buffer). You pass gradients one by one, or all together. With the feature
-//! `checkpoint`, the module `checkpoint` saves models, and loads them with any number of ranks.
+//! [`DataParallel`] does for a training loop what torch's `DistributedDataParallel` does. `DataParallel` gives all
+//! ranks the same initial parameters, and averages gradients in large pieces in the background. If the ranks'
+//! parameters differ, or a rank lacks a gradient, every rank gets an error. This crate depends on no tensor crate:
+//! gradients are slices or any other [`Buffer`](collectives::Buffer). You pass gradients one by one, or all together.
+//! With the feature `checkpoint`, the module `checkpoint` saves models, and loads them with any number of ranks.
 //!
-//! This crate uses only the public interface of the crate `collectives`. Its functions take a
+//! This crate uses only the public interface of the crate `collectives`. The functions of this crate take a
 //! [`Communicator`](collectives::Communicator).
 //!
 //! # Features

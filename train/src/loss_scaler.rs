@@ -5,14 +5,15 @@ use collectives::Communicator;
 use collectives::ReduceOp;
 use collectives::{Error, Result};
 
-/// Options that set when the scale changes, and by which factors.
+/// Options that set when the scale changes, and by which factors. A *good step* is a step in which no gradient
+/// overflowed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LossScalerOptions {
     /// The first scale. Default: 65,536.
     pub initial_scale: f32,
-    /// The factor by which the scale grows after `growth_interval` good steps. Default: 2.
+    /// The factor by which the scale is multiplied after `growth_interval` good steps. Default: 2.
     pub growth_factor: f32,
-    /// The factor by which the scale falls after a step that overflowed. Default: 0.5.
+    /// The factor by which the scale is multiplied after a step in which a gradient overflowed. Default: 0.5.
     pub backoff_factor: f32,
     /// The number of consecutive good steps before the scale grows. Default: 2000.
     pub growth_interval: u32,
@@ -24,12 +25,12 @@ impl Default for LossScalerOptions {
     }
 }
 
-/// The state of a scaler for a checkpoint.
+/// The state of a scaler, to be saved in a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LossScalerState {
     /// The scale.
     pub scale: f32,
-    /// The number of good steps since the scale changed.
+    /// The number of good steps since the scale last changed.
     pub good_steps: u32,
 }
 
@@ -41,7 +42,7 @@ pub struct LossScalerState {
 /// 2. Call [`unscale`](Self::unscale) with the gradients that this rank's optimiser uses: the averaged gradients, or
 ///    this rank's share of them. [`Averaged`](crate::Averaged), [`Shards`](crate::Shards) and
 ///    [`ReducedGradients`](crate::ReducedGradients) have a method `unscale` for their own gradients.
-/// 3. Call [`update`](Self::update). If it returns `true`, take the optimiser's step.
+/// 3. Call [`update`](Self::update). If `update` returns `true`, take the optimiser's step.
 ///
 /// ```
 /// use collectives::Communicator;
@@ -102,7 +103,7 @@ impl LossScaler {
         Ok(Self { options, state: LossScalerState { scale: initial_scale, good_steps: 0 }, has_overflowed: false })
     }
 
-    /// Returns the scale, by which you multiply the loss.
+    /// Returns the scale. Multiply the loss by this number.
     #[must_use]
     pub fn scale(&self) -> f32 {
         self.state.scale
@@ -181,7 +182,7 @@ impl LossScaler {
         }
     }
 
-    /// Returns the state for a checkpoint.
+    /// Returns the state, to be saved in a checkpoint.
     #[must_use]
     pub fn state(&self) -> LossScalerState {
         self.state

@@ -46,13 +46,13 @@ const NEW: &str = "Mesh::new";
 const BY_HOST: &str = "Mesh::by_host";
 
 impl Mesh {
-    /// Arranges all ranks. Makes one [split](Communicator::split) for each dimension. Collective.
+    /// Arranges all ranks. Makes one call of [`Communicator::split`] for each dimension. Collective.
     ///
     /// # Errors
     ///
     /// - `InvalidArgument` if the product of the sizes is not the world size, or a size is 0.
     /// - `InvalidArgument` if a name is empty or repeated.
-    /// - `Mismatch` if ranks name different dimensions.
+    /// - `Mismatch` if ranks pass different names or sizes.
     /// - The errors of [`Communicator::split`].
     pub fn new(comm: &Communicator, dimensions: &[(&str, usize)]) -> Result<Self> {
         agree(comm, NEW, &listed(dimensions.iter().map(|(name, size)| format!("dimension {name:?} of {size}"))), "")?;
@@ -76,7 +76,7 @@ impl Mesh {
     /// # Errors
     ///
     /// - `Unsupported` on every rank if hosts have different numbers of ranks, or if the ranks of a host are not
-    ///   consecutive.
+    ///   numbered consecutively.
     /// - The errors of [`new`](Self::new).
     pub fn by_host(comm: &Communicator, outer: &str, inner: &str) -> Result<Self> {
         let mut all = vec![[0_u64; 2]; comm.world_size()];
@@ -140,14 +140,14 @@ impl Mesh {
         &self.comm
     }
 
-    /// Creates one communicator along several dimensions, for example to average gradients over data- and
-    /// context-parallel ranks. The ranks of the new communicator are in the order of the mesh. The order of `names`
-    /// makes no difference. Collective over all ranks of the mesh.
+    /// Creates one communicator along several dimensions, for example to average gradients over both a data-parallel
+    /// and a context-parallel dimension. The ranks of the new communicator are in the order of the mesh. The order of
+    /// `names` does not change the order of the ranks. Collective over all ranks of the mesh.
     ///
     /// # Errors
     ///
     /// - `InvalidArgument` if a dimension does not exist, a name is repeated, or no name is given.
-    /// - `Mismatch` if ranks name different dimensions.
+    /// - `Mismatch` if ranks pass different names, or the same names in different orders.
     /// - The errors of [`Communicator::split`].
     pub fn flatten(&self, names: &[&str]) -> Result<Communicator> {
         const CALL: &str = "Mesh::flatten";

@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use collectives::{DType, Data, Element};
 use collectives::{Error, Result};
 
-/// The description of a model's parameter that has a gradient.
+/// The description of one parameter of a model, and of the parameter's gradient.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parameter {
     /// The parameter's name, for errors and checkpoints. If you save no checkpoints, the name need not be unique.
@@ -127,8 +127,8 @@ impl Float for f64 {
     }
 }
 
-/// Rounds `value` to odd as an `f32`: truncates it, and sets the last bit if bits were lost. So if the result is
-/// rounded to a narrower format, it becomes the same number as if `value` itself were rounded to that format.
+/// Rounds `value` to odd as an `f32`: truncates it, and sets the last bit if bits were lost. So if you round the result
+/// to a narrower format, you get the same number as if you rounded `value` itself to this format.
 #[inline]
 fn narrow_to_odd(value: f64) -> f32 {
     let nearest = value as f32;

@@ -16,19 +16,20 @@ use collectives::{Error, Result};
 /// Options that set how [`PowerSgd`] compresses gradients. Every rank must use the same options.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PowerSgdOptions {
-    /// The number of columns of the thin matrices, which is the matrix rank of the approximation. Default: 1.
+    /// The number of columns of the thin matrices P and Q. This number is the matrix rank of the approximation.
+    /// Default: 1.
     pub rank: usize,
     /// Whether to keep the error of the compression, and add it to the next step's gradient. Default: yes.
     pub error_feedback: bool,
     /// Whether each step begins with the thin matrix Q of the previous step, so that the approximation improves from
     /// step to step. Default: yes.
     pub warm_start: bool,
-    /// The number of steps at the start of training that send uncompressed gradients, because gradients change fast in
-    /// these steps. Default: 1000.
+    /// The number of steps with uncompressed gradients at the start of training. Gradients change fast in these steps.
+    /// Default: 1000.
     pub start_step: u64,
     /// A matrix is compressed only if it becomes smaller by at least this factor. Default: 2.
     pub min_compression_rate: f64,
-    /// The seed of the first thin matrices. Default: 0.
+    /// The seed of the random numbers in the first thin matrices. Default: 0.
     pub seed: u64,
 }
 
@@ -44,21 +45,25 @@ impl Default for PowerSgdOptions {
 /// other dimensions together give the columns. The thin matrix Q comes from the previous step. The thin matrix P is the
 /// mean of all ranks' M·Q, with orthonormalised columns. The new Q is the mean of all ranks' Mᵀ·P. Every rank then
 /// computes P·Qᵀ. If P and Q have `r` columns, a rank sends `r·(rows + columns)` numbers instead of `rows·columns`.
-/// Vectors, and matrices that are too small to benefit, are not compressed. They are sent together with P. Everything
-/// is computed in `f32`.
+/// Vectors are not compressed. Matrices that are too small to benefit are not compressed either. The hook sends these
+/// gradients together with P. All numbers are computed in `f32`.
 ///
-/// If the matrix rank of the mean gradient is at most `r`, P·Qᵀ equals the mean gradient, except for rounding, as soon
-/// as Q has been computed from this gradient. Otherwise, P·Qᵀ leaves out a part of the mean gradient, and the error
-/// feedback adds this part to later steps.
+/// If the matrix rank of the mean gradient is at most `r`, and Q was computed from this gradient, P·Qᵀ equals the mean
+/// gradient, except for rounding. If the matrix rank is larger, P·Qᵀ leaves out a part of the mean gradient, and the
+/// error feedback adds this part to later steps.
 ///
 /// If an element of a matrix is infinite or NaN on one rank, or becomes infinite or NaN during the step, the whole
-/// matrix is NaN on every rank in that step. A loss scaler can thus detect a scale that is too large. In that case, the
-/// hook discards the error that it kept from earlier steps, and draws a new Q, so that later steps are correct.
+/// matrix is NaN on every rank in that step. So a loss scaler can detect a scale that is too large. If the matrix is
+/// NaN, the hook discards the error that it kept from earlier steps, and draws a new Q, so that later steps are
+/// correct.
 ///
 /// This hook supports only buckets in host memory. On a device, the hook's first step returns `Unsupported`.
 ///
-/// For each bucket, this hook uses this additional memory: 4 bytes for each element of the compressed matrices, and
-/// three times the bytes of the thin matrices.
+/// For each bucket, this hook uses this additional memory:
+///
+/// - 4 bytes for each element of the gradients,
+/// - 4 bytes for each element of the thin matrices,
+/// - during a step, 4 bytes for each element of the largest compressed matrix.
 ///
 /// ```
 /// # use collectives::{Communicator, ReduceOp};
@@ -119,8 +124,8 @@ impl<T: Float> PowerSgd<T> {
     ///
     /// # Errors
     ///
-    /// - `Mismatch` if two ranks' options differ.
-    /// - `InvalidArgument` if the rank of the approximation is 0.
+    /// - `Mismatch` if two ranks pass different options.
+    /// - `InvalidArgument` if the matrix rank of the approximation is 0.
     /// - `Unsupported` if the op is not `Avg`, `Sum` or `PreMulSum`.
     /// - The errors of [`Communicator::alloc`].
     pub fn new(comm: &Communicator, layout: &BucketLayout, op: ReduceOp, options: PowerSgdOptions) -> Result<Self> {

@@ -20,7 +20,7 @@ pub enum UnevenEnd {
     /// are always left out.
     Drop,
     /// Each sample is taken once. Some ranks then have one sample fewer than others. So make sure that all ranks take
-    /// the same number of steps, or evaluate without collectives.
+    /// the same number of steps, or make no collectives while you process the samples, for example in an evaluation.
     Keep,
 }
 
@@ -41,11 +41,12 @@ pub enum UnevenEnd {
 /// # Ok::<(), collectives::Error>(())
 /// ```
 ///
-/// Rank r of n ranks takes the samples at the places r, r + n, r + 2·n … in the epoch's order, as in torch. So after k
-/// samples on every rank, the ranks have taken the samples at the first k·n places, and any number of ranks can
-/// [continue](Self::epoch_from) from there.
+/// Rank r of n ranks takes the samples at the places r, r + n, r + 2·n … in the epoch's order, as in torch. So after
+/// every rank has taken k samples, the ranks together have taken the samples at the first k·n places. Any number of
+/// ranks can [continue](Self::epoch_from) from there.
 ///
-/// All ranks must pass the same length, seed and [`UnevenEnd`]. The sampler does not check that they do.
+/// All ranks must pass the same length, seed and [`UnevenEnd`]. The sampler does not compare these arguments between
+/// ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias = "DistributedSampler")]
 pub struct Sampler {
@@ -124,8 +125,8 @@ impl Sampler {
     /// # Errors
     ///
     /// `InvalidArgument` if `taken` is larger than the number of samples that an epoch can have. Without repeated
-    /// samples, this number is the length of the data set. With repeated samples, this number is 2·length − 1, or the
-    /// number of ranks if the number of ranks is larger.
+    /// samples, this number is the length of the data set. With repeated samples, this number is the larger of 2·length
+    /// − 1 and the number of ranks.
     pub fn epoch_from(&self, epoch: u64, taken: usize) -> Result<Samples> {
         if taken > self.most_taken() {
             let (len, most) = (self.len, self.most_taken());

@@ -28,7 +28,7 @@ pub struct Shard<'a> {
 }
 
 impl Shard<'_> {
-    /// Returns the parameters, and their averaged gradients.
+    /// Returns this rank's share of the parameters and of their averaged gradients.
     ///
     /// # Errors
     ///
@@ -39,8 +39,9 @@ impl Shard<'_> {
         Ok((parameters.host_mut()?, &gradients.host()?[own]))
     }
 
-    /// Returns the parameters, and their averaged gradients, if they are on a device. Use the slices on the optimiser's
-    /// stream, or order their use by cudarc's events. You can use the slices until `update` returns.
+    /// Returns this rank's share of the parameters and of their averaged gradients, if the share is on a device. Use
+    /// the slices on the optimiser's stream, or order their use by cudarc's events. You can use the slices until
+    /// `update` returns.
     ///
     /// # Errors
     ///

@@ -56,23 +56,23 @@ use collectives::{Error, Result};
 /// # Ok::<(), collectives::Error>(())
 /// ```
 ///
-/// If a reduce-scatter sums in the same order as an all-reduce, the updated parameters have the same bits as after an
-/// all-reduce and an update of all parameters on every rank. With two ranks, the order is always the same. With more
-/// ranks, the order is the same if [`Config::reproducible`](collectives::Config::reproducible) is set, or if the ranks
-/// communicate through shared memory.
+/// With [`DataParallel`](super::DataParallel), every rank updates all parameters. A `ShardedOptimizer` computes the
+/// same bits if a reduce-scatter sums in the same order as an all-reduce. With two ranks, the order is always the same.
+/// With more ranks, the order is the same if [`Config::reproducible`](collectives::Config::reproducible) is set, or if
+/// the ranks communicate through shared memory.
 ///
 /// **Memory.** For parameters of N bytes, each of n ranks needs the sum of these numbers of bytes:
 ///
 /// - N for the buckets, which are padded to a multiple of n elements,
 /// - N/n for this rank's share of the parameters,
-/// - the caller's state for that share: 2·N/n for Adam instead of 2·N.
+/// - the optimiser's state for this share, which the caller keeps: for Adam, 2·N/n instead of 2·N.
 ///
-/// **Traffic**: the same as for an all-reduce of the gradients.
+/// **Traffic.** In each step, a rank sends as much as in an all-reduce of the gradients.
 ///
 /// The caller saves and loads the optimiser's state. With another world size, the shares are different. With the
 /// feature `checkpoint`, the module `checkpoint` can save with one world size and load with another.
 ///
-/// On devices, see [`on_device`](Self::on_device).
+/// For devices, see [`on_device`](Self::on_device).
 #[doc(alias = "ZeroRedundancyOptimizer")]
 pub struct ShardedOptimizer {
     buckets: Buckets,
@@ -96,7 +96,7 @@ impl ShardedOptimizer {
         Self::in_place(comm, "ShardedOptimizer::new", &Place::Host, parameters, &options)
     }
 
-    /// Makes the buckets and shares like [`new`](Self::new), but on the stream's device, as
+    /// Makes the buckets and shares like [`new`](Self::new), but on the device of `stream`, as
     /// [`DataParallel::on_device`](super::DataParallel::on_device) does. Parameters and gradients are passed as device
     /// buffers. [`Shard::device_values`] lends device slices to the optimiser, and [`Updated::device_parameter`]
     /// returns a device slice. Neither [`reduce`](Self::reduce) nor [`Shards::update`] waits for the device.
@@ -144,7 +144,7 @@ impl ShardedOptimizer {
         Ok(Self { buckets, loaded })
     }
 
-    /// Returns the buckets, in the order in which they are launched.
+    /// Returns the buckets' layouts, in the order in which the buckets are launched.
     pub fn layouts(&self) -> impl ExactSizeIterator<Item = &BucketLayout> {
         self.buckets.layouts()
     }
@@ -188,7 +188,7 @@ impl ShardedOptimizer {
     ///
     /// # Errors
     ///
-    /// - `InvalidArgument` if there is no such parameter, or the length or type is not the parameter's.
+    /// - `InvalidArgument` if there is no such parameter, or if `values` does not have the parameter's length and type.
     /// - `InvalidArgument` unless `values` and the buckets are both in host memory, or both in memory of the same
     ///   `CudaContext`.
     /// - On a device, also `Cuda` if the driver fails.
@@ -292,8 +292,8 @@ impl<'a> Shards<'a> {
     }
 
     /// Scales all ranks' shares of the gradients down to a common [`norm`](Self::norm) of `limit`, if their common norm
-    /// is larger. Returns the norm before scaling, like [`Averaged::clip_norm`](super::Averaged::clip_norm).
-    /// Collective, like `norm`.
+    /// is larger than `limit`. Returns the norm before scaling, like
+    /// [`Averaged::clip_norm`](super::Averaged::clip_norm). Collective, like `norm`.
     ///
     /// # Errors
     ///
@@ -327,8 +327,8 @@ impl<'a> Shards<'a> {
     }
 
     /// Divides this rank's shares of the gradients by a loss's scale, like
-    /// [`Averaged::unscale`](super::Averaged::unscale). [`LossScaler::update`] tells the other ranks whether a gradient
-    /// overflowed. Makes no collective call.
+    /// [`Averaged::unscale`](super::Averaged::unscale). Later, [`LossScaler::update`] tells the other ranks whether a
+    /// gradient overflowed. Makes no collective call.
     ///
     /// # Errors
     ///
@@ -349,8 +349,8 @@ impl<'a> Shards<'a> {
     /// The errors of `update`, and of any collective. If `update` returns an error or panics, no step can follow,
     /// because this rank's shares have changed and the other ranks' shares are unknown. If `update` fails on one rank,
     /// the other ranks are not notified. They wait for the failing rank's shares until the timeout, unless the failing
-    /// rank aborts the communicator ([`Communicator::abort`](collectives::Communicator::abort)). So an `update` that
-    /// fails should fail on every rank, or abort the communicator.
+    /// rank aborts the communicator ([`Communicator::abort`](collectives::Communicator::abort)). So if `update` fails,
+    /// it should fail on every rank, or abort the communicator.
     pub fn update(self, mut update: impl FnMut(&mut Shard<'_>) -> Result<()>) -> Result<Updated<'a>> {
         let ShardedOptimizer { buckets, .. } = self.optimizer;
         buckets.go_on(|buckets| {

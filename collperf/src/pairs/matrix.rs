@@ -290,7 +290,9 @@ mod tests {
         assert!(first.is_suspicious() && first.findings().is_empty(), "it is measured again before it is named");
         let matrix = again_and_again([vec![once], vec![quiet; 12]].concat());
         assert!(matrix.findings().is_empty());
-        assert!(matrix.to_string().contains("the first measurement had an outlier, but in 12 repeats, it did not occur more often"));
+        assert!(
+            matrix.to_string().contains("The first measurement had an outlier, but in 12 repeats, the outlier did not occur more often")
+        );
     }
 
     #[test]

@@ -19,17 +19,17 @@ pub(super) trait Backend {
     /// Calls that are launched together.
     type Graph;
 
-    /// Returns the number of elements after which inputs of a row of `bytes` bytes may repeat.
+    /// Returns the number of elements after which inputs may repeat, in a row of results for the size `bytes`.
     fn period(bytes: usize) -> usize;
 
     /// Returns two buffers of `length` elements each. Each buffer begins `unalign` elements after an aligned address. The
     /// buffers that earlier calls returned must not be in use any more.
     fn buffers<T: Sample>(&self, length: usize, unalign: usize) -> std::result::Result<[Self::Memory<'_, T>; 2], Failure>;
 
-    /// Waits until the calls so far have ended.
+    /// Waits until all calls that were made so far have ended.
     fn finish(&self) -> Result<()>;
 
-    /// Records the point in time at which the calls so far have ended.
+    /// Records the point in time at which all calls that were made so far have ended.
     fn mark(&self) -> Result<Self::Mark>;
 
     /// Returns the microseconds between two points in time. Both points must have passed.
@@ -39,7 +39,8 @@ pub(super) trait Backend {
     /// three are zero if there is no device.
     fn memory_use(&self) -> Result<[u64; 3]>;
 
-    /// Records the calls that `queue` queues.
+    /// Runs `queue`, and records the calls that this closure queues. [`launch`](Self::launch) queues the recorded
+    /// calls.
     fn capture(&self, queue: &mut dyn FnMut() -> Result<()>) -> Result<Self::Graph>;
 
     /// Queues the recorded calls.
@@ -63,7 +64,8 @@ pub(super) trait Memory<T: Sample> {
     /// Returns the first `length` elements, for a call that writes them.
     fn part_mut(&mut self, length: usize) -> Self::PartMut<'_>;
 
-    /// Returns two ranges that do not overlap, for a call that reads the first and writes the second.
+    /// Returns two ranges of the elements, for a call that reads the first range and writes the second. The ranges must
+    /// not overlap.
     fn apart(&mut self, read: Range<usize>, written: Range<usize>) -> (Self::Part<'_>, Self::PartMut<'_>);
 
     /// Whether calls that are recorded together, and run one after the other, may write the same elements.
@@ -73,8 +75,8 @@ pub(super) trait Memory<T: Sample> {
     /// returns only one view.
     fn parts_mut(&mut self, length: usize, times: usize) -> Vec<Self::PartMut<'_>>;
 
-    /// Copies the first `length` elements of `from` to the index `to` of this buffer. The copy runs in
-    /// order with the calls.
+    /// Copies the first `length` elements of `from` to the index `to` of this buffer. The copy runs after earlier calls
+    /// and before later calls.
     fn copy_from(&mut self, from: &Self, length: usize, to: usize) -> Result<()>;
 
     /// Writes zeros into the first `length` elements.

@@ -159,7 +159,9 @@ fn hosts_that_cannot_be_reached_are_named() {
     let text = said(&run);
     assert_eq!(run.status.code(), Some(255), "{run:?}");
     assert!(
-        text.contains("No route to host\ncollrun: the connection to absent ended (exit status: 255): check that ssh can connect to it"),
+        text.contains(
+            "No route to host\ncollrun: the connection to absent ended (exit status: 255): check that ssh can connect to the host"
+        ),
         "{text}"
     );
     let run = ssh.output("--hosts far --remote-collrun /absent/collrun", "true");

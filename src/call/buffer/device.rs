@@ -63,8 +63,8 @@ pub(crate) struct Followed<'a> {
     _event: Option<Tracked<'a>>,
 }
 
-/// Returns whether `first` and `second` are known to be the same stream. Handle 2 means a different stream on every
-/// thread, so two streams with this handle are never known to be the same.
+/// Returns whether `first` and `second` are known to be the same stream. Handle 2 (`CU_STREAM_PER_THREAD`) stands for a
+/// different stream on every thread, so two streams with this handle are never known to be the same.
 fn same(first: &CudaStream, second: &CudaStream) -> bool {
     first.cu_stream() == second.cu_stream() && first.cu_stream().addr() != 2
 }
@@ -101,9 +101,9 @@ impl<'a> Ordered<'a> {
         Self::Followed(Followed { home: Arc::clone(home), stream, _event: event })
     }
 
-    /// Creates the guard for a use of cudarc's memory on `stream`. `event` records the use. This includes uses that
-    /// cudarc does not record because the memory and the stream belong to different `CudaContext`s. `only` is the
-    /// result of [`only_stream`] for the memory.
+    /// Creates the guard for a use of cudarc's memory on `stream`. `event` records the use, even if cudarc does not
+    /// record it because the memory and the stream belong to different `CudaContext`s. `only` is the result of
+    /// [`only_stream`] for the memory.
     fn tracked(event: Option<MemoryEvent<'a>>, only: Option<&Arc<CudaStream>>, stream: &'a CudaStream) -> Self {
         let tracked = |always| Tracked { event, stream, always };
         match only {

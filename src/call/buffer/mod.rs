@@ -20,8 +20,8 @@ pub use self::raw::RawHostSlice;
 pub use self::typed_bytes::TypedBytes;
 use crate::call::element::Data;
 
-/// A promise that a buffer keeps the same memory, at the same address, while a call uses the buffer. Implement this
-/// trait to make your own type a [`Buffer`], for example a type that holds one of two buffers.
+/// A promise that a buffer keeps the same memory, at the same address, while a call uses the buffer. To make your own
+/// type a [`Buffer`], implement this trait. An example is a type that holds one of two buffers.
 ///
 /// # Safety
 ///

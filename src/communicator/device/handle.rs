@@ -220,12 +220,13 @@ const VECTOR_BYTES: usize = 16;
 
 impl Device {
     /// Fills a buffer with copies of a pattern. The work is queued on [`Device::stream`]. The first copy begins with
-    /// the element of the pattern at index `phase`. The pattern's length must be a multiple of 16 bytes. Cost: one pass
-    /// over the buffer.
+    /// the pattern's element at index `phase`. The pattern's length must be a multiple of 16 bytes. Cost: one pass over
+    /// the buffer.
     ///
     /// # Errors
     ///
     /// - `InvalidArgument` if the buffer or the pattern is not on this device.
+    /// - `InvalidArgument` if the buffer and the pattern have different element types.
     /// - `InvalidArgument` if the pattern is empty, or if the pattern's length is not a multiple of 16 bytes.
     /// - `Cuda` if the driver fails.
     pub fn fill<B, P>(&self, buffer: &mut B, pattern: &P, phase: usize) -> Result<()>
@@ -286,12 +287,13 @@ impl Device {
     }
 
     /// Returns how many elements of a buffer differ from repeated copies of a pattern. The first copy begins with the
-    /// element of the pattern at index `phase`. Compares the elements byte by byte, and waits for the result. Cost: one
-    /// pass over the buffer.
+    /// pattern's element at index `phase`. Compares the elements byte by byte, and waits for the result. Cost: one pass
+    /// over the buffer.
     ///
     /// # Errors
     ///
     /// - `InvalidArgument` if the buffer or the pattern is not on this device, or if the pattern is empty.
+    /// - `InvalidArgument` if the buffer and the pattern have different element types.
     /// - `Timeout`, `Cuda`.
     pub fn count_differing<B, P>(&self, buffer: &B, pattern: &P, phase: usize) -> Result<u64>
     where

@@ -39,11 +39,11 @@ impl Communicator {
         self.execute(self.prepare_barrier())
     }
 
-    /// Waits until every rank has entered, for at most `limit`. If the limit expires, every rank that has entered gets
-    /// an error that names all missing ranks. When the late ranks enter, they get the same error. The communicator
-    /// stays usable on all ranks.
+    /// Waits until every rank has entered, for at most `limit`. If `limit` passes, every rank that has entered gets an
+    /// error that names all missing ranks. When the late ranks enter, they get the same error. The communicator stays
+    /// usable on all ranks.
     ///
-    /// Cost: two messages between rank 0 and every other rank.
+    /// Cost: each of the other ranks sends one message to rank 0 and receives one message from rank 0.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -79,12 +79,12 @@ impl Communicator {
     }
 
     /// Waits until every rank has entered a barrier with this tag. A tagged barrier is not a collective. It can run at
-    /// the same time as collectives of other threads and barriers with other tags, and ranks may make these calls in
-    /// different orders. The messages of a barrier are never mixed up with the program's own messages. If several
-    /// threads of a rank enter barriers with the same tag, then every rank has entered k times when the k-th of these
-    /// threads leaves.
+    /// the same time as barriers with other tags, and at the same time as other threads' collectives. Ranks may make
+    /// these calls in different orders. The messages of a barrier are never mixed up with the program's own messages.
+    /// Several threads of a rank may enter barriers with the same tag. When the k-th of these threads leaves its
+    /// barrier, every rank has entered a barrier with this tag k times.
     ///
-    /// Cost: log₂ n rounds. In each round, every rank sends one message of 4 bytes and receives one.
+    /// Cost: log₂ n rounds. In each round, every rank sends one message of 4 bytes and receives one such message.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -100,9 +100,9 @@ impl Communicator {
     /// # Errors
     ///
     /// - `Timeout`: at least one of the ranks that the error names as missing has not entered. All ranks that the error
-    ///   names as arrived have entered. The other ranks may have entered or not
-    ///   ([`monitored_barrier`](Self::monitored_barrier) finds out exactly). The communicator stays usable, and this
-    ///   rank's next barrier with the same tag resumes the barrier that timed out.
+    ///   names as arrived have entered. The other ranks may have entered or not.
+    ///   ([`monitored_barrier`](Self::monitored_barrier) finds out exactly which ranks are missing.) The communicator
+    ///   stays usable, and this rank's next barrier with the same tag resumes the barrier that timed out.
     /// - `PeerLost` on every rank, if a rank is lost before it has entered. Messages between the other ranks still
     ///   work.
     pub fn tagged_barrier(&self, tag: u32) -> Result<()> {

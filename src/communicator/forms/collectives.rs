@@ -10,8 +10,8 @@ use crate::error::Result;
 /// # Collectives
 ///
 /// All collectives synchronise: no rank returns before every rank has entered. Every rank must make the same call. If
-/// ranks differ in kind, op, element type, count or root, each of them gets an error that names two of the calls, and
-/// no buffer is touched.
+/// the ranks' calls differ in kind, op, element type, count or root, every rank gets an error that names two of the
+/// calls, and no buffer is touched.
 ///
 /// A call on device buffers is queued after all ranks have entered and their calls have been compared
 /// ([`Config::check_device_calls`](crate::Config::check_device_calls)). The method returns before the call is done on
@@ -27,8 +27,8 @@ use crate::error::Result;
 impl Communicator {
     /// Reduces the buffers of all ranks element by element, in place: every rank ends with the same result.
     ///
-    /// Every rank must pass the same number of elements. Cost: for large buffers, 2(n−1)/n·N bytes. For small buffers,
-    /// log₂ n hops, each with N bytes.
+    /// Every rank must pass the same number of elements. Cost: for large buffers, each rank sends 2(n−1)/n·N bytes. For
+    /// small buffers, the data makes log₂ n hops, each with N bytes.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -78,8 +78,8 @@ impl Communicator {
     /// Reduces the buffers of all ranks, and writes the result into the root's buffer. The other ranks' buffers do not
     /// change.
     ///
-    /// Cost: for large buffers, (n−1)/n·N bytes, and then as many bytes again to bring the result to the root. For
-    /// small buffers, log₂ n hops, each with N bytes.
+    /// Cost: for large buffers, each rank sends (n−1)/n·N bytes to reduce. Then the root receives as many bytes again,
+    /// to collect the result. For small buffers, the data makes log₂ n hops, each with N bytes.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -134,7 +134,7 @@ impl Communicator {
         self.execute(self.prepare_reduce_into(source.memory(), destination, root, &op.into()))
     }
 
-    /// Copies the root's buffer to every rank. Cost: the N bytes of the root go over a pipeline or a tree.
+    /// Copies the root's buffer to every rank. Cost: the root's N bytes pass through a pipeline or a tree of the ranks.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -280,7 +280,7 @@ impl Communicator {
         self.execute(self.prepare_reduce_scatter(Some(source.memory()), destination.memory_mut(), &op.into()))
     }
 
-    /// Gathers every rank's block on the root. The root passes `Some(destination)`. The length of this destination must
+    /// Gathers every rank's block on the root. The root passes `Some(destination)`. The length of the destination must
     /// be the length of the source times the world size. The other ranks pass `None`. Cost: the root receives n−1
     /// blocks.
     ///
@@ -329,8 +329,8 @@ impl Communicator {
         self.execute(self.prepare_gather_in_place(buffer, root))
     }
 
-    /// Sends each rank its block of the root's source. The root passes `Some(source)`. The length of this source must
-    /// be the length of the destination times the world size. The other ranks pass `None`. Cost: the root sends n−1
+    /// Sends each rank its block of the root's source. The root passes `Some(source)`. The length of the source must be
+    /// the length of the destination times the world size. The other ranks pass `None`. Cost: the root sends n−1
     /// blocks.
     ///
     /// ```

@@ -84,9 +84,10 @@ impl Communicator {
     ///
     /// Before you use a custom op in `group_across`, use the op once on each of these communicators, either in a single
     /// call or in a [`group`](Self::group). During this first use, the ranks agree that all of them can compile the op.
-    /// To compare the calls of `group_across`, each rank sends n−1 messages. This comparison is not a collective. So if
-    /// one rank makes calls through `group_across`, every other rank of that communicator must also make them through
-    /// `group_across`. If the ranks' calls differ, all communicators of the group end.
+    /// To compare the calls of `group_across`, each rank of a communicator sends one message to each of the other
+    /// ranks. This comparison is not a collective. So if one rank of a communicator makes calls through `group_across`,
+    /// every other rank of that communicator must also make these calls through `group_across`. If the ranks' calls
+    /// differ, all communicators of the group end.
     ///
     /// Returns, for each communicator, the results of its receives.
     ///
@@ -126,7 +127,7 @@ impl<'comm> Group<'_, 'comm> {
         }
     }
 
-    /// Starts the thread that moves messages on while collectives run, before anything else begins.
+    /// Starts the thread that advances messages while collectives run. This happens before anything else begins.
     fn have_thread(&self) -> Result<()> {
         if self.messages.is_empty() || self.collectives.is_empty() {
             return Ok(());

@@ -24,13 +24,13 @@ use crate::host::backend::Job;
 
 /// # Lists of buffers
 ///
-/// Gathers to, and scatters from, one buffer for each rank, in rank order, instead of one long buffer. Bytes go
-/// directly into and out of these buffers, without being copied together first. The buffers of a list may differ in
-/// length and may be empty. They must all be on the host, or all on a device.
+/// These calls gather into, or scatter from, a list with one buffer for each rank, in rank order. They need no single
+/// long buffer, and they do not first copy the bytes together. The buffers of a list may differ in length and may be
+/// empty. They must all be on the host, or all on a device.
 ///
 /// Before anything is written, the lengths at the two ends of each transfer are compared, as in
 /// [`gather_v_into`](Self::gather_v_into). If any differ, every rank gets the same `Mismatch`. The background forms,
-/// and those in a group, do the same.
+/// and the forms in a group, also compare these lengths.
 ///
 /// A rank that has its blocks in one buffer can make the matching `_v_into` call while others pass lists. Errors and
 /// records use the name of that call (`gather_v`, `scatter_v`, `all_to_all_v`). The exception is `all_gather_list`,
@@ -120,7 +120,7 @@ impl Communicator {
     }
 
     /// Sends a buffer to each rank and receives a buffer from each rank: source `j` of rank `i` becomes destination `i`
-    /// of rank `j`. Cost: n−1 blocks.
+    /// of rank `j`. Cost: each rank sends n−1 blocks.
     ///
     /// ```
     /// # use collectives::Communicator;

@@ -149,9 +149,9 @@ type Terms = fn(&Communicator, &'static str, &Envelope, (TypeTag, usize)) -> Res
 ///
 /// # Device buffers
 ///
-/// Messages on device buffers go over NCCL. Both ends must name the same length and type. Tags, and receiving from any
-/// source, are not supported. A sender announces its message over the host backend. A receive waits on the host until
-/// its sender has made the call, and is then queued on the device. If the two ends differ, the receiver gets a
+/// Messages on device buffers go over NCCL. Both ends must name the same length and type. Tags are not supported, and a
+/// receive must name its source. A sender announces its message over the host backend. A receive waits on the host
+/// until its sender has made the call, and is then queued on the device. If the two ends differ, the receiver gets a
 /// `Mismatch`, and the communicator ends on all ranks.
 ///
 /// NCCL runs all device calls of a communicator, messages included, one after the other in the order in which they were
@@ -163,10 +163,10 @@ type Terms = fn(&Communicator, &'static str, &Envelope, (TypeTag, usize)) -> Res
 ///
 /// # Errors of messages
 ///
-/// If a send gives up before its message was received, the receive that would have got it fails at once with `Message`.
-/// If a receive gives up in the middle of a message, the message is kept for the next receive. If it cannot be kept
-/// (limit: 256 MiB on a rank), both ends get an error that reports it as lost. The text of an error tells these cases
-/// apart. Once the message of a send of at most 64 KiB is partly written, the rest is written too, and the send
+/// If a send gives up before its message was received, the receive that would have got it fails immediately with
+/// `Message`. If a receive gives up in the middle of a message, the message is kept for the next receive. If it cannot
+/// be kept (limit: 256 MiB on a rank), both ends get an error that reports it as lost. The text of an error tells these
+/// cases apart. Once the message of a send of at most 64 KiB is partly written, the rest is written too, and the send
 /// succeeds.
 ///
 /// Errors common to messages:
@@ -175,8 +175,8 @@ type Terms = fn(&Communicator, &'static str, &Envelope, (TypeTag, usize)) -> Res
 /// - `PeerLost`, `Timeout`, `Poisoned`.
 ///
 /// After all of these except `PeerLost` and `Poisoned`, the communicator stays usable. After `PeerLost`, only messages
-/// between other ranks continue. (Device messages: see above. There, a `Timeout` also ends the communicator, unless the
-/// call was still waiting for its turn.)
+/// between other ranks continue. (For device messages, a `Timeout` also ends the communicator, unless the call was
+/// still waiting for its turn.)
 impl Communicator {
     /// Sends a buffer to a rank. The program may reuse the buffer when the call returns.
     ///
@@ -319,8 +319,8 @@ impl Communicator {
     }
 
     /// Starts a send. The buffer comes back through the [`Work`]. Any number of sends may be outstanding. The send only
-    /// reads the buffer, so several sends can share one: an `Arc<[T]>`, `Arc<Vec<T>>` or `&'static [T]` can be on its
-    /// way to several ranks at the same time.
+    /// reads the buffer, so several sends can share one buffer. For example, an `Arc<[T]>`, `Arc<Vec<T>>` or
+    /// `&'static [T]` can be on its way to several ranks at the same time.
     ///
     /// ```
     /// # use collectives::Communicator;

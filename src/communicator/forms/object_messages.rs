@@ -51,8 +51,8 @@ impl Communicator {
     ///
     /// The errors common to messages, and:
     /// - `InvalidArgument` if the value cannot be serialised. Nothing is sent then, and the receiver keeps waiting.
-    /// - `Message` if the object has more than 64 KiB and the receiver cannot accept the object. If the object is
-    ///   smaller, only the receiver gets an error.
+    /// - `Message` if the object has more than 64 KiB and the receiver cannot accept the object. If the object has at
+    ///   most 64 KiB, only the receiver gets an error.
     #[doc(alias("send_object_list", "MPI_Send"))]
     pub fn send_object<T: Serialize + ?Sized>(&self, value: &T, to: impl Into<Envelope>) -> Result<()> {
         let to = to.into();

@@ -124,9 +124,9 @@ impl Communicator {
     /// # Ok::<(), collectives::Error>(())
     /// ```
     ///
-    /// In two cases, the buffer is ordinary memory that begins at a page boundary: if the transport is
-    /// `Transport::Tcp`, and if no other rank is on this rank's host. So programs need no separate code for these
-    /// cases. If the ranks are on several hosts, each rank shares memory only with the ranks of its own host.
+    /// The buffer is ordinary memory that begins at a page boundary if the transport is `Transport::Tcp`, or if no
+    /// other rank is on this rank's host. So programs need no separate code for these two cases. If the ranks are on
+    /// several hosts, each rank shares memory only with the ranks of its own host.
     ///
     /// **Cost.**
     /// - Memory: the bytes of every rank's buffer exist once on the host, and `alloc` allocates them before it returns.
@@ -134,9 +134,9 @@ impl Communicator {
     ///   `benches/record/design-figures.md`).
     /// - Address space: each rank maps the buffers of all ranks on its host, and maps its own buffer twice. So each
     ///   rank needs address space for (ranks on the host + 1) × `len` elements. The size of each buffer is rounded up
-    ///   to whole pages. For buffers of at least 2 MiB, these are pages of 2 MiB.
-    /// - First use: when a call first reaches a page of another rank, the system maps that page. This takes about 1 µs
-    ///   (measured with 2 virtual CPUs, Zen 5). So allocate a buffer once and use it often.
+    ///   to whole pages. If a buffer has at least 2 MiB, its size is rounded up to whole pages of 2 MiB.
+    /// - First use: when a call first reaches a page of another rank, the system maps that page. The mapping of a page
+    ///   takes about 1 µs (measured with 2 virtual CPUs, Zen 5). So allocate a buffer once and use it often.
     ///
     /// Huge pages are used if the system allows them for shared memory
     /// (`/sys/kernel/mm/transparent_hugepage/shmem_enabled` is `advise`).

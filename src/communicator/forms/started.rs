@@ -11,11 +11,11 @@ use crate::error::Result;
 ///
 /// Each of these methods starts the blocking collective that it names, and returns a [`Work`]. The call runs while the
 /// program does other work. All ranks must start the same calls in the same order. On every rank, background
-/// collectives run one after another, in the order in which they were started. A blocking collective waits for them
-/// first.
+/// collectives run one after another, in the order in which they were started. A blocking collective first waits for
+/// the background collectives that were started before it.
 ///
-/// For buffers in host memory, the call returns at once. For device buffers, it returns after all ranks have made the
-/// call, because the ranks first compare their calls
+/// For buffers in host memory, the method returns immediately. For device buffers, the method returns after all ranks
+/// have made the call, because the ranks first compare their calls
 /// ([`Config::check_device_calls`](crate::Config::check_device_calls)).
 ///
 /// The call owns its buffers until it has ended, and gives them back through the `Work`. Any [`OwnedBuffer`] is

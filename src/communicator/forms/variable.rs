@@ -9,15 +9,22 @@ use crate::error::Result;
 ///
 /// Blocks lie side by side in rank order. Counts are in elements and may be 0.
 ///
-/// If every rank passes all counts, they must be the same on every rank. If each rank knows only some of them
+/// If every rank passes all counts, they must be the same on every rank. If each rank knows only some of the counts
 /// (`gather_v_into`, `scatter_v_into`, `all_to_all_v_into`), the two ends of each transfer must pass the same count.
 /// All ranks compare the counts before anything is written. If any differ, every rank gets the same `Mismatch`.
+///
+/// Errors common to all collectives with unequal counts:
+/// - The errors common to all collectives.
+/// - `InvalidArgument` if the number of counts is not the world size.
+/// - `InvalidArgument` if the sum of the counts is not the length of the buffer that has the blocks of all ranks.
+/// - `InvalidArgument` if this rank passes a separate buffer for its own block, and the length of this buffer is not this
+///   rank's count.
 impl Communicator {
     /// Gathers in place like [`all_gather`](Self::all_gather), with a count for each rank.
     ///
     /// # Errors
     ///
-    /// The errors common to all collectives, and `InvalidArgument` if the sum of the counts is not the buffer's length.
+    /// The errors common to all collectives with unequal counts.
     #[doc(alias = "MPI_Allgatherv")]
     pub fn all_gather_v<B: BufferMut + ?Sized>(&self, buffer: &mut B, counts: &[usize]) -> Result<()> {
         self.execute(self.prepare_all_gather_v(None, buffer.memory_mut(), counts))
@@ -38,7 +45,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to all collectives.
+    /// The errors common to all collectives with unequal counts.
     pub fn all_gather_v_into<S, D>(&self, source: &S, destination: &mut D, counts: &[usize]) -> Result<()>
     where
         S: Buffer + ?Sized,
@@ -51,7 +58,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to all collectives.
+    /// The errors common to all collectives with unequal counts.
     #[doc(alias = "MPI_Reduce_scatter")]
     pub fn reduce_scatter_v<B: BufferMut + ?Sized>(
         &self,
@@ -78,7 +85,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to all collectives.
+    /// The errors common to all collectives with unequal counts.
     pub fn reduce_scatter_v_into<S, D>(
         &self,
         source: &S,
@@ -110,7 +117,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to all collectives.
+    /// The errors common to all collectives with unequal counts.
     #[doc(alias = "MPI_Gatherv")]
     pub fn gather_v_into<S, D>(&self, source: &S, destination: Option<(&mut D, &[usize])>, root: usize) -> Result<()>
     where
@@ -138,7 +145,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to all collectives.
+    /// The errors common to all collectives with unequal counts.
     #[doc(alias = "MPI_Scatterv")]
     pub fn scatter_v_into<S, D>(&self, source: Option<(&S, &[usize])>, destination: &mut D, root: usize) -> Result<()>
     where
@@ -149,9 +156,9 @@ impl Communicator {
         self.execute(self.prepare_scatter_v(source, destination.memory_mut(), root))
     }
 
-    /// Exchanges blocks like [`all_to_all_into`](Self::all_to_all_into), with two counts for each rank: how many
-    /// elements this rank sends to that rank (`send_counts`), and how many elements this rank receives from that rank
-    /// (`receive_counts`).
+    /// Exchanges blocks like [`all_to_all_into`](Self::all_to_all_into), with two counts for each rank. `send_counts`
+    /// lists how many elements this rank sends to each rank. `receive_counts` lists how many elements this rank
+    /// receives from each rank.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -168,7 +175,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors common to all collectives.
+    /// The errors common to all collectives with unequal counts, and `InvalidArgument` if this rank's two counts for
+    /// itself differ.
     #[doc(alias = "MPI_Alltoallv")]
     pub fn all_to_all_v_into<S, D>(&self, source: &S, send_counts: &[usize], destination: &mut D, receive_counts: &[usize]) -> Result<()>
     where

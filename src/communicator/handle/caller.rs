@@ -8,13 +8,10 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::base::sync::thread_key;
-use crate::communicator::Communicator;
-use crate::error::{Error, Result};
-use crate::host::abort_reason::AbortReason;
 
 /// The thread that is in a blocking collective: its key, or 0 for none.
 #[derive(Debug, Default)]
-pub(in crate::communicator) struct Caller(AtomicUsize);
+pub(super) struct Caller(AtomicUsize);
 
 /// A collective of this thread. The drop ends it.
 pub(in crate::communicator) struct InCollective<'a>(&'a AtomicUsize);
@@ -25,34 +22,18 @@ impl Drop for InCollective<'_> {
     }
 }
 
-impl Communicator {
-    /// Records that this thread is in a collective, if that is checked. An inner collective belongs to the outer one.
-    /// If another thread is in one, ends the communicator: this call cannot be left out, because other ranks may
-    /// already wait for it.
-    #[inline]
-    pub(in crate::communicator) fn in_collective(&self, call: impl FnOnce() -> &'static str) -> Result<Option<InCollective<'_>>> {
-        let shared = &self.core.shared;
-        if !shared.config.check_threads || shared.peers.len() == 1 {
-            return Ok(None);
-        }
-        let (thread, me) = (&self.core.caller.0, thread_key());
-        match thread.compare_exchange(0, me, Ordering::Relaxed, Ordering::Relaxed) {
-            Ok(_) => Ok(Some(InCollective(thread))),
-            Err(other) if other == me => Ok(None),
-            Err(_) => Err(self.end_unordered(call())),
-        }
-    }
+/// Another thread is in a collective.
+pub(super) struct Crossed;
 
-    #[cold]
-    fn end_unordered(&self, call: &'static str) -> Error {
-        let shared = &self.core.shared;
-        if let Some(refusal) = shared.health.refusal(|| call.to_owned(), &shared.peers) {
-            return refusal;
+impl Caller {
+    /// Records that this thread is in a collective. Returns `None` for an inner collective, which belongs to the outer
+    /// one.
+    pub(super) fn enter(&self) -> Result<Option<InCollective<'_>>, Crossed> {
+        let me = thread_key();
+        match self.0.compare_exchange(0, me, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => Ok(Some(InCollective(&self.0))),
+            Err(other) if other == me => Ok(None),
+            Err(_) => Err(Crossed),
         }
-        let error = Error::Unordered { call };
-        shared.health.keep_cause(&error);
-        shared.health.end(AbortReason::Failed { rank: shared.rank as u32 });
-        shared.after_failure(&error);
-        error
     }
 }

@@ -4,6 +4,7 @@
 mod caller;
 pub(in crate::communicator) mod dissemination;
 pub(in crate::communicator) mod kept_store;
+mod lanes;
 mod records;
 pub(in crate::communicator) mod state;
 pub(in crate::communicator) mod worker;
@@ -21,15 +22,16 @@ use crate::base::ticket_lock::{NoTurn, TicketLock, Turn};
 use crate::call::Collective;
 use crate::call::algorithm::Algorithm;
 use crate::call::element::DType;
-use crate::communicator::handle::caller::Caller;
+use crate::communicator::handle::caller::{Caller, Crossed, InCollective};
 use crate::communicator::handle::dissemination::Unfinished;
+use crate::communicator::handle::lanes::Lanes;
 use crate::communicator::handle::state::Shared;
 use crate::communicator::handle::worker::Worker;
-use crate::communicator::life::lane::Lanes;
 use crate::config::Config;
 #[cfg(feature = "cuda")]
 use crate::device::NcclCommunicator;
 use crate::error::{Error, Peer, Result};
+use crate::host::abort_reason::AbortReason;
 use crate::host::backend::HostBackend;
 use crate::host::health::forked;
 use crate::observe::LIFE;
@@ -39,14 +41,15 @@ use crate::observe::LIFE;
 /// Every rank must make the same calls in the same order. If the ranks' calls differ, the ranks get an error that names
 /// two of the calls. Blocking calls run on the calling thread. Methods with a name that begins with `start_` start
 /// *background calls*. Background collectives run in the order in which they were started, and a blocking collective
-/// waits for them. Messages ([`send`](Self::send), [`recv`](Self::recv) …) are independent of collectives.
+/// waits for the background collectives that were started before it. Messages ([`send`](Self::send),
+/// [`recv`](Self::recv) …) are independent of collectives.
 ///
 /// A clone is a further handle to the same communicator, for another thread or another owner. Collectives of several
 /// threads run one after the other, in the order in which they are called. The program must make sure that all ranks
-/// call their collectives in the same order. If their calls differ, the error is a mismatch. Threads that need no
-/// common order should each use their own communicator, made by [`duplicate`](Self::duplicate). Messages do not wait
-/// for collectives. If a call has to wait for its turn behind another thread's call, it waits for at most its own
-/// timeout. If the timeout passes during this wait, the call has not begun, and the communicator stays usable.
+/// call their collectives in the same order. If the ranks' collectives differ, the error is a mismatch. Threads that
+/// need no common order should each use their own [`lane`](Self::lane). Messages do not wait for collectives. If a call
+/// has to wait for its turn behind another thread's call, it waits for at most its own timeout. If the timeout passes
+/// during this wait, the call has not begun, and the communicator stays usable.
 ///
 /// If two ranks, or two threads, use two communicators in different orders, they wait for each other until a deadline
 /// passes. The error is then an [`Error::Timeout`]. This error names the call, the ranks that the call waited for, and
@@ -84,7 +87,7 @@ pub(in crate::communicator) struct Core {
     pub(in crate::communicator) unfinished: Unfinished,
     /// How many communicators were made from this one.
     pub(in crate::communicator) children: AtomicU64,
-    pub(in crate::communicator) lanes: Lanes,
+    pub(in crate::communicator) lanes: Lanes<Communicator>,
     caller: Caller,
     /// Held by a thread that runs a shrink: a rank takes part once.
     pub(in crate::communicator) shrinking: TicketLock<()>,
@@ -279,6 +282,30 @@ impl Communicator {
     #[inline]
     pub(in crate::communicator) fn with_backend<R>(&self, work: impl FnOnce(&mut HostBackend) -> R) -> std::result::Result<R, NoTurn> {
         self.core.shared.backend.with(self.timeout(), work)
+    }
+
+    /// Records that this thread is in a collective, if that is checked. If another thread is in one, ends the
+    /// communicator: this call cannot be left out, because other ranks may already wait for it.
+    #[inline]
+    pub(in crate::communicator) fn in_collective(&self, call: impl FnOnce() -> &'static str) -> Result<Option<InCollective<'_>>> {
+        let shared = &self.core.shared;
+        if !shared.config.check_threads || shared.peers.len() == 1 {
+            return Ok(None);
+        }
+        self.core.caller.enter().map_err(|Crossed| self.end_unordered(call()))
+    }
+
+    #[cold]
+    fn end_unordered(&self, call: &'static str) -> Error {
+        let shared = &self.core.shared;
+        if let Some(refusal) = shared.health.refusal(|| call.to_owned(), &shared.peers) {
+            return refusal;
+        }
+        let error = Error::Unordered { call };
+        shared.health.keep_cause(&error);
+        shared.health.end(AbortReason::Failed { rank: shared.rank as u32 });
+        shared.after_failure(&error);
+        error
     }
 
     /// Waits for the turn of this thread, and holds it as long as the returned value lives.

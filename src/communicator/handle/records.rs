@@ -48,8 +48,8 @@ impl Communicator {
     /// trace` can read. The file is written completely or not at all.
     ///
     /// The trace is complete if [`Config::trace`](crate::Config::trace) was set. If it was not set, the trace contains
-    /// only the records of the [flight recorder](Self::flight_recorder) for this communicator: the beginning of most
-    /// calls, and the end of the longer calls.
+    /// only the records of the [flight recorder](Self::flight_recorder) for this communicator: the time at which most
+    /// calls began, and the time at which calls of more than a few microseconds ended.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};

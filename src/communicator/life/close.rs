@@ -84,8 +84,8 @@ impl Communicator {
     }
 
     /// Waits until every rank has called `close` and all background calls have ended, then closes the communicator for
-    /// all its clones. Later calls return [`Error::Closed`]. Calls in which other threads still wait for a message
-    /// return the same error.
+    /// all its clones. Later calls return [`Error::Closed`]. If other threads still wait for a message in a call, that
+    /// call also returns `Error::Closed`.
     ///
     /// ```
     /// # use collectives::Communicator;

@@ -1,14 +1,9 @@
 //! Lanes: communicators for threads that have no common order. Ranks make a lane by messages, which they match by its
 //! number. So threads may ask for lanes in any order.
 
-use std::collections::BTreeMap;
-use std::fmt;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::base::deadline::Deadline;
-use crate::base::event;
-use crate::base::ticket_lock::TicketLock;
 use crate::call::element::TypeTag;
 use crate::communicator::Communicator;
 use crate::communicator::life::bootstrap::connect;
@@ -22,41 +17,16 @@ const LANE_TAG: u64 = INTERNAL_TAG | 1 << 58;
 /// The most bytes that one rank sends in an exchange.
 const MAX_BLOB_BYTES: usize = 1 << 20;
 
-/// A lane, once it was made or has failed. The lock lets one thread make it, and refuses a thread that asks for it from
-/// a callback meanwhile.
-type Lane = Arc<TicketLock<Option<Result<Communicator>>>>;
-
-/// The lanes of a communicator, by number.
-#[derive(Default)]
-pub(in crate::communicator) struct Lanes(Mutex<BTreeMap<u32, Lane>>);
-
-impl fmt::Debug for Lanes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(event::lock(&self.0).keys()).finish()
-    }
-}
-
-impl Lanes {
-    fn get(&self, number: u32) -> Lane {
-        Arc::clone(event::lock(&self.0).entry(number).or_insert_with(|| Arc::new(TicketLock::new(None))))
-    }
-
-    /// Drops the handles of all lanes.
-    pub(in crate::communicator) fn clear(&self) {
-        // Dropped outside the lock: the drop of a communicator may run the program's code.
-        let _lanes = std::mem::take(&mut *event::lock(&self.0));
-    }
-}
-
 impl Communicator {
-    /// Returns the lane with this number: a communicator of the same ranks with an independent order of calls, for a
-    /// thread that has no common order with others. A lane's calls match only calls of the lane with the same number.
+    /// Returns the lane with this number. A lane is a communicator of the same ranks, for a thread that has no common
+    /// order with other threads. The order of the lane's calls is independent of the order of other calls. A lane's
+    /// calls match only calls of the lane with the same number.
     ///
-    /// The first call with a number waits until every rank has asked for that lane, and makes it. Threads may ask for
-    /// different lanes at the same time, in any order. Later calls with the number return the same communicator at
-    /// once. [`duplicate`](Self::duplicate) makes such a communicator too, but it is a collective.
+    /// The first call with a number waits until every rank has asked for that lane, and then makes the lane. Threads
+    /// may ask for different lanes at the same time, in any order. Later calls with the same number return the same
+    /// communicator immediately. [`duplicate`](Self::duplicate) makes such a communicator too, but it is a collective.
     ///
-    /// A lane is used for host memory. For device memory, use [`split`](Self::split) or
+    /// Use a lane only for calls on host memory. For device memory, use [`split`](Self::split) or
     /// [`duplicate`](Self::duplicate), which also split the NCCL communicator.
     ///
     /// Cost: making a lane takes as long as a `duplicate`, and needs as much memory and as many descriptors. The
@@ -83,10 +53,10 @@ impl Communicator {
     ///
     /// - `Timeout` if a rank does not ask for the lane in time.
     /// - The errors of joining a job (see [`Communicator::from_env`]), and `PeerLost`.
-    /// - `InvalidArgument` if a callback asks for the lane while its thread makes it.
+    /// - `InvalidArgument` if a callback asks for the lane, and the callback runs on the thread that is making this
+    ///   lane.
     ///
-    /// A lane that could not be made stays so: later calls with its number return the same error. This communicator
-    /// stays usable.
+    /// If a lane could not be made, later calls with its number return the same error. This communicator stays usable.
     pub fn lane(&self, number: u32) -> Result<Self> {
         if let Some(refusal) = self.core.shared.health.refusal(|| format!("lane({number})"), self.peers()) {
             return Err(refusal);

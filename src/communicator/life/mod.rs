@@ -3,7 +3,7 @@
 
 pub(in crate::communicator) mod bootstrap;
 pub(in crate::communicator) mod close;
-pub(in crate::communicator) mod lane;
+mod lane;
 mod shrink;
 mod split;
 mod store;

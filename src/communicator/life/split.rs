@@ -77,13 +77,14 @@ impl Communicator {
         })
     }
 
-    /// Makes a new communicator for each list of ranks, numbered in the order of the list. Returns `Some` for each list
-    /// that contains this rank, and `None` for the others. Collective: every rank of this communicator must make this
-    /// call with the same lists.
+    /// Makes a new communicator for each list of ranks. In each new communicator, the ranks are numbered in the order
+    /// of the list. Returns `Some` for each list that contains this rank, and `None` for the other lists. Collective:
+    /// every rank of this communicator must make this call with the same lists.
     ///
     /// If lists have no rank in common, their communicators are made together, at the cost of one
     /// [`split`](Self::split). A rank may be in several lists. Lists that have a rank in common need several rounds.
-    /// Each list is handled in the first round in which no earlier list contains one of its ranks.
+    /// Each list gets the first round in which all its ranks are still free: no earlier list of that round contains any
+    /// of them.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -226,9 +227,9 @@ impl Communicator {
         Start { rank, world_size: members.len(), config, listen: shared.listen, origin }
     }
 
-    /// Makes another communicator of the same ranks. The order of its calls is independent of the order of this
-    /// communicator's calls. Collective: every rank of this communicator must make this call. [`lane`](Self::lane)
-    /// makes such a communicator too, but it is not a collective.
+    /// Makes another communicator of the same ranks. The order of the new communicator's calls is independent of the
+    /// order of this communicator's calls. Collective: every rank of this communicator must make this call.
+    /// [`lane`](Self::lane) makes such a communicator too, but it is not a collective.
     ///
     /// ```
     /// # use collectives::Communicator;

@@ -19,8 +19,8 @@ impl Communicator {
     /// the store. Communicators made from this one (by splits, subgroups, duplicates and shrinks) have their own keys
     /// in the same store. A handle may outlive its communicator.
     ///
-    /// The store lives as long as its server. Rank 0 of the job serves the store until it has closed or dropped all its
-    /// communicators of the job. After that, calls on the other ranks' handles do not wait: they return errors that
+    /// The store lives as long as its server. Rank 0 of the job serves the store until rank 0 has closed or dropped all
+    /// its communicators of the job. After that, calls on the other ranks' handles do not wait: they return errors that
     /// report the end of the server. A launcher's store ends with the launcher.
     ///
     /// ```
@@ -44,7 +44,7 @@ impl Communicator {
     /// - `Unsupported` if the communicator was made without `Config::keep_store`.
     /// - `Closed` once the communicator is closed.
     /// - `Io` if the server no longer answers.
-    /// - `Unauthorized` for the reasons for which the start of the job can return this error.
+    /// - `Unauthorized` if this rank and the server of the store differ in their secrets, or in whether they encrypt.
     ///
     /// If an error has ended the communicator, `store` still returns handles.
     #[doc(alias("get_default_store", "_get_default_store"))]

@@ -25,9 +25,9 @@ use crate::host::health::forked;
 /// The handle of a background call, with the buffer that the call works on.
 ///
 /// [`Work::wait`] gives the buffer back. If the call failed, `wait` returns the error instead, and the buffer is freed.
-/// If you drop the handle, the call goes on, and the buffer is freed when the call has ended. If you leak the handle,
+/// If you drop the handle, the call continues, and the buffer is freed when the call has ended. If you leak the handle,
 /// only the buffer leaks. After a failed call, a device may still use the buffer. In that case, the buffer is freed
-/// when the device's stream has passed the call.
+/// when the device's stream has reached the end of the call.
 ///
 /// You can:
 /// - wait for the call ([`wait`](Self::wait)), or for the first of several ([`wait_any`](Self::wait_any)),
@@ -54,11 +54,11 @@ pub struct Work<B> {
     state: Arc<State>,
     /// Takes the buffer out of its box.
     unpack: Unpack<B>,
-    /// For messages: the driver that moves them on while a thread waits. Collectives have their own thread.
+    /// For messages: the driver that advances them while a thread waits. Collectives have their own thread.
     driver: Option<Arc<dyn Drive>>,
     /// For collectives: the queue in which they take their turns.
     turns: Option<Weak<dyn Turns>>,
-    /// The process that started the call: a forked child has no thread that moves the call on.
+    /// The process that started the call: a forked child has no thread that advances the call.
     process: Process,
 }
 
@@ -66,7 +66,7 @@ pub struct Work<B> {
 const FOR_ITSELF: &str = "this wait would never end: either it was called inside a call of the same communicator, and the awaited call is \
                           queued behind that call, or it was called in a callback on the thread that must complete the awaited call";
 
-/// How long a waiter lets another thread move messages on before it tries to do so itself.
+/// How long a waiter lets another thread advance messages before the waiter tries to advance them itself.
 const OTHERS_TURN: Duration = Duration::from_micros(50);
 
 /// The longest sleep of [`Work::wait_any`] before it checks again: a clock cannot be set arbitrarily far ahead.
@@ -82,10 +82,10 @@ pub(in crate::communicator) trait Turns: Send + Sync {
     fn would_wait_for_itself(&self) -> bool;
 }
 
-/// Moves background calls on from the thread that waits for them.
+/// Advances background calls on the thread that waits for them.
 pub(in crate::communicator) trait Drive: Send + Sync {
-    /// Moves the calls that can move. If no call can move, waits for at most `limit`. Returns `false` if another thread
-    /// is already moving the calls.
+    /// Advances the calls that can make progress. If no call can make progress, waits for at most `limit`. Returns
+    /// `false` if another thread is already advancing the calls.
     fn drive(&self, limit: Duration) -> bool;
 
     /// Returns whether the call has ended. Does not wait. If another thread is already checking, does not check.
@@ -93,7 +93,7 @@ pub(in crate::communicator) trait Drive: Send + Sync {
         false
     }
 
-    /// Makes sure that the end of the call is noticed while no thread waits for it.
+    /// Makes sure that the end of the call is noticed while no thread waits for the call.
     fn attend(self: Arc<Self>) {}
 
     /// Returns whether this thread is the thread that notices the end of calls. That thread must not sleep, because no
@@ -182,9 +182,9 @@ impl<B: Send + 'static> Work<B> {
     /// ends the call. If the call has ended already, the callback runs immediately, on this thread.
     ///
     /// The callback should be short. The callback must not wait for a call of this communicator. If callbacks of
-    /// another communicator wait for this communicator, the callback must not wait for that other communicator either.
-    /// A panic in the callback is caught. A thread that waits for the call may return before the callback has run. In a
-    /// forked child the callback never runs.
+    /// another communicator wait for calls of this communicator, the callback must not wait for calls of that other
+    /// communicator either. A panic in the callback is caught. A thread that waits for the call may return before the
+    /// callback has run. In a forked child the callback never runs.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -206,7 +206,7 @@ impl<B: Send + 'static> Work<B> {
         self.attend();
     }
 
-    /// Makes sure that the end of the call is noticed if no thread waits for it.
+    /// Makes sure that the end of the call is noticed even if no thread waits for the call.
     fn attend(&self) {
         if let Some(driver) = &self.driver {
             Arc::clone(driver).attend();
@@ -216,7 +216,7 @@ impl<B: Send + 'static> Work<B> {
     /// Waits until one of `works` ends, and returns its index (the lowest, if several have ended). Returns `None` if
     /// `limit` passes before one of them ends, or if `works` is empty.
     ///
-    /// If no work has ended, also returns `None`, without waiting, in two cases:
+    /// If no work has ended, returns `None` immediately in two further cases:
     /// - the caller is inside a call, and one of `works` is queued behind that call,
     /// - the caller is a callback on the thread that ends one of `works`.
     ///
@@ -296,7 +296,7 @@ impl<B: Send + 'static> Work<B> {
     }
 
     /// Waits until the call ends, for at most `limit`. Returns the buffer. If the call does not end within `limit`,
-    /// returns `None`, and the call goes on.
+    /// returns `None`, and the call continues.
     ///
     /// # Errors
     ///
@@ -385,8 +385,8 @@ impl<B: Send + 'static> IntoFuture for Work<B> {
     }
 }
 
-/// The future of a background call's end; see [`Work`]. Dropping the future has the same effect as dropping the
-/// [`Work`]: the call goes on.
+/// A future that completes when a background call ends; see [`Work`]. If you drop the future, the call continues, as if
+/// you had dropped the `Work`.
 #[must_use = "await this future to get the buffer of the call, or the call's error"]
 pub struct WorkFuture<B>(Option<Work<B>>);
 

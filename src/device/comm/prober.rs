@@ -17,7 +17,7 @@ use crate::device::nccl::{Raw, Refusal};
 /// The progress of a communicator's streams at a query.
 enum Progress {
     Known(Option<Unfinished>),
-    /// Another thread was querying the streams all the time.
+    /// During the whole wait, another thread was querying the streams.
     Busy,
 }
 

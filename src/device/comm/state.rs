@@ -498,13 +498,13 @@ pub(super) const NONE: *mut ncclComm = ptr::null_mut();
 
 /// The channel on which a communicator's ranks report that their work on devices is about to be cut off.
 pub(crate) trait EndNotice: Debug + Send + Sync {
-    /// Reports that work is about to be cut off. `error` is the error that ends the communicator. `None` means that the
-    /// communicator goes on, and only its work in flight is stopped. Does not block. Every reader sees the report
-    /// before it sees the effects of this thread's next actions.
+    /// Reports that this rank's work on devices is about to be cut off. `error` is the error that ends the
+    /// communicator. `None` means that the communicator does not end, and only its work in flight is stopped. Does not
+    /// block. Every reader sees the report before it sees the effects of this thread's next actions.
     fn post(&self, error: Option<&Error>);
 
     /// Returns the first report that a rank made. `waited` is the time for which the caller has waited. If there is no
-    /// report, the call takes some nanoseconds.
+    /// report, this method takes only a few nanoseconds.
     fn read(&self, doing: &dyn Fn() -> String, waited: Duration) -> Option<Notice>;
 }
 
@@ -521,12 +521,12 @@ pub(crate) enum Notice {
 /// stopped, NCCL does not report it.
 pub(crate) trait LivenessProbe: Debug + Send + Sync {
     /// Returns the reason why `doing` will not end, if a rank is known to be gone. A waiting thread calls this from
-    /// time to time, and passes the time for which it has waited as `waited`. In rare cases the call takes some hundred
-    /// milliseconds.
+    /// time to time, and passes the time for which it has waited as `waited`. In rare cases this method takes a few
+    /// hundred milliseconds.
     fn trouble(&self, doing: &dyn Fn() -> String, waited: Duration) -> Option<Error>;
 
-    /// Returns an error that names the rank that is gone. The caller calls this after NCCL has reported that a rank is
-    /// gone. Returns `None` if all ranks are alive.
+    /// Returns an error that names the rank that is gone. The caller calls this method after NCCL has reported that a
+    /// rank is gone. Returns `None` if all ranks are alive.
     fn culprit(&self, doing: &dyn Fn() -> String) -> Option<Error>;
 
     /// Returns the ranks that are known not to run at the moment. The error for a passed deadline names these ranks.

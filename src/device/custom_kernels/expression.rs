@@ -298,7 +298,7 @@ impl Checker {
             "(" | "!" | "~" => return Err("appears where an operator between two values is expected"),
             ")" => {
                 if *waiting != 0 {
-                    return Err("comes before the : of a condition");
+                    return Err("closes a parenthesis in which a condition has no :");
                 }
                 self.conditions.pop();
                 return self.open.pop().map(|_| ()).ok_or("closes a parenthesis that was not opened");

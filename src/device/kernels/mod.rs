@@ -101,7 +101,8 @@ impl Kernels {
     /// `Unsupported` if there is none.
     pub(crate) fn fold_of(&self, op: FoldOp, dtype: DType) -> Result<Function> {
         let function = self.folds[op as usize][dtype as usize];
-        let lacking = || Error::unsupported(format!("a fold of {dtype} by {}", op.name()), "there is no kernel for it");
+        let lacking =
+            || Error::unsupported(format!("a fold of {dtype} by {}", op.name()), "there is no kernel for this op and element type");
         function.handle().map(|_| function).ok_or_else(lacking)
     }
 
@@ -255,7 +256,7 @@ impl Kernels {
         parameters: &mut [*mut c_void],
     ) -> Result<()> {
         let Some(handle) = function.handle() else {
-            return Err(Error::unsupported(what, "there is no kernel for it"));
+            return Err(Error::unsupported(what, "there is no kernel for this element type"));
         };
         let stream: CUstream = stream.cu_stream();
         // SAFETY: the module is loaded, the stream is alive, and the driver copies the parameters; the rest is the

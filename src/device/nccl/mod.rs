@@ -88,7 +88,7 @@ pub(crate) struct Refusal {
 
 #[derive(Debug)]
 enum Reason {
-    /// NCCL's code, with the last text that NCCL wrote. The text may be about an older error.
+    /// NCCL's result code, and the last error text that NCCL wrote. The text may be about an older error.
     Code(ncclResult_t, String),
     Missing(MissingSymbol),
     Driver(DriverError),

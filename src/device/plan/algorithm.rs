@@ -105,8 +105,8 @@ pub(crate) enum DeviceAlgorithm {
     Nccl(NcclOp, DType),
     /// NCCL sums the elements. Each sum is then divided by the number of ranks.
     SumThenDivide(DType),
-    /// Every rank receives all inputs of its share, and folds them. If there is a scalar, elements are multiplied by it
-    /// first.
+    /// Every rank receives all inputs of its share, and folds them. If there is a scalar, each rank first multiplies
+    /// the elements by the scalar.
     Fold(FoldOp, DType, Option<f64>),
 }
 

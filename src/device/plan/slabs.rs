@@ -16,7 +16,7 @@ pub(super) struct Region {
 /// The division of the vector among the ranks.
 #[derive(Debug, Clone)]
 enum Shape {
-    /// The whole vector, divided over all ranks: `chunk` bytes for each rank in every slab except the last.
+    /// The whole vector, divided over all ranks. Every slab except the last contains `chunk` bytes for each rank.
     Vector { bytes: usize },
     /// One block for each rank. A slab contains `chunk` bytes of each block.
     Blocks { blocks: Vec<Region>, longest: usize },

@@ -14,7 +14,7 @@ pub(crate) enum Transfer {
         dtype: DType,
         op: NcclOp,
     },
-    /// The destination matters only on the root.
+    /// Only the root uses the destination.
     Reduce {
         source: u64,
         destination: u64,
@@ -31,7 +31,7 @@ pub(crate) enum Transfer {
         dtype: DType,
         op: NcclOp,
     },
-    /// The source matters only on the root.
+    /// Only the root uses the source.
     Broadcast {
         source: u64,
         destination: u64,
@@ -79,7 +79,7 @@ pub(crate) enum Transfer {
 /// The stream on which this rank's own work runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StreamRole {
-    /// The stream of the call, on which NCCL's part also runs.
+    /// The stream of the call, on which NCCL's transfers also run.
     Call,
     /// The backend's second stream.
     Side,
@@ -187,7 +187,7 @@ pub(crate) enum Plan {
     One(Transfer),
     /// One group of NCCL calls, which may be empty, then this rank's own work.
     Group { transfers: Vec<Transfer>, after: Vec<Step> },
-    /// Several exchanges through the backend's memory.
+    /// Several exchanges through the backend's scratch memory.
     Steps(Vec<Step>),
 }
 

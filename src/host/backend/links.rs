@@ -38,9 +38,9 @@ struct Broken {
 enum Stream {
     Ring(RingLink),
     Tcp(net::Link),
-    /// A TCP link that this rank or the peer is opening. Every read or write continues the opening without blocking, so
-    /// that this rank can receive other peers' notifications in between. If a deadline passes, the link stays in this
-    /// state.
+    /// A TCP link that this rank or the peer is opening. Every read or write continues to open the link, without
+    /// blocking, so that this rank can receive other peers' notifications in between. If a deadline passes, the link
+    /// stays in this state.
     Opening(Box<Connector>),
 }
 

@@ -27,8 +27,9 @@ const LEAVE: u8 = 4;
 /// A parsed message. Its payload, if it has one, follows in the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Message {
-    /// The sender's first message in a call. `call` is the call as bytes, and `total` is the number of payload bytes
-    /// that the sender will send on this link in the call. `payload` is the number of payload bytes in this message.
+    /// The sender's first message in a call. `call` is the encoded call, and `total` is the number of payload bytes
+    /// that the sender will send on this link during the call. `payload` is the number of payload bytes in this
+    /// message.
     First { call: [u8; Call::FINGERPRINT_BYTES], total: u64, payload: usize },
     /// A later message of the call.
     Next { payload: usize },

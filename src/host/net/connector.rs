@@ -52,7 +52,7 @@ enum Stage {
     Connecting(Socket),
     /// The two ends prove to each other that they know the secret.
     Proving(TcpStream, Initiator),
-    /// The hello has been sent. Of the answer, these bytes have arrived.
+    /// The hello has been sent, and these bytes of the answer have arrived.
     Greeting(Link, Vec<u8>),
 }
 

@@ -31,7 +31,7 @@ pub(super) fn is_hello(bytes: &[u8]) -> bool {
 pub(crate) enum Channel {
     /// Collective calls, in the order in which the caller makes them.
     Collective,
-    /// Sends and receives, served by the progress thread.
+    /// Messages between two ranks. The progress engine sends and receives them.
     PointToPoint,
 }
 
@@ -60,7 +60,7 @@ pub(super) struct Hello {
 pub(super) enum NoHello {
     /// The bytes are not a message of this crate.
     Junk(String),
-    /// The bytes come from a version of this crate with a different handshake. This refusal is the answer.
+    /// The bytes come from a version of this crate with a different handshake. This rank answers with this refusal.
     Refused(Refusal),
 }
 
@@ -159,7 +159,7 @@ pub(crate) enum Reason {
     Duplicate,
     /// The sender has not proven that it knows the job's secret.
     Unauthenticated,
-    /// A reason of a later version.
+    /// A reason that only a later version of this crate knows.
     Other(u8),
 }
 

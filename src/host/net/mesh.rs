@@ -276,7 +276,7 @@ pub(super) enum Address {
     /// The rank listens here.
     At(SocketAddr),
     /// The rank should have listened but could not, for this reason. All ranks are notified, so that no rank waits for
-    /// this one.
+    /// this rank.
     Failed(String),
 }
 

@@ -11,7 +11,7 @@ use crate::call::algorithm::{Algorithm, AlgorithmRanges, Size};
 /// The kind of links between the participants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum LinkClass {
-    /// TCP between processes of one host: no network, and the processor copies everything.
+    /// TCP between processes of one host. The data crosses no network, and the processor copies everything.
     Loopback,
     /// TCP between hosts.
     Tcp,

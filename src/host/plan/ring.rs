@@ -16,7 +16,7 @@ use crate::base::tuning::plan::RING_IN_FLIGHT as IN_FLIGHT;
 /// The destination of completed shares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sink {
-    /// Each share stays with its rank. The destination of that rank contains nothing else.
+    /// Each share stays with its rank. The destination of a rank contains only that rank's share.
     Own,
     /// To every rank's destination.
     Everyone,

@@ -13,7 +13,7 @@ use super::outgoing::Outgoing;
 /// The way in which a link ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
-    /// The peer left normally. Until then, it had opened this many links to this rank.
+    /// The peer left normally. The peer had opened this many links to this rank before it left.
     Left { opened: u32 },
     /// The peer died, its host has stopped answering, the link broke, or the peer sent garbage.
     Broken(Option<Silence>),

@@ -18,14 +18,14 @@ use super::incoming::Incoming;
 use super::requests::{Destination, ReceivePhase, Receiving, Request, SendPhase, Sending, Source};
 use super::{Connector, Envelope, Messages, Ticket};
 
-/// The outcome of an attempt to move a message without a request.
+/// The outcome of an attempt to transfer a message without a request.
 #[derive(Debug)]
 pub(crate) enum Attempt {
     /// The message is complete.
     Done(Envelope),
-    /// A part of the message has moved. A request moves the rest.
+    /// A part of the message has been transferred. A request transfers the rest.
     Begun(Ticket),
-    /// Nothing was done: the message must be posted.
+    /// Nothing was done. The message must be posted.
     Wait,
 }
 

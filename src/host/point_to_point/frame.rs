@@ -33,7 +33,7 @@ pub(super) enum Frame {
     /// The long message has been matched with its receive, and the sender may send it.
     ClearToSend { message: u32, reply: u32 },
     /// The long message was matched with a receive that cannot take it. The receive has this element type and capacity.
-    /// If the message has not been matched, this frame is also the answer to `Withdraw`, so that every request to send
+    /// This frame is also the answer to the `Withdraw` of a message that has not been matched. So every request to send
     /// has exactly one answer.
     Refuse { message: u32, element: TypeTag, capacity: u64 },
     /// The next piece of a long message. The piece's bytes follow this frame.

@@ -18,7 +18,7 @@ use super::{Envelope, MessageError};
 /// The reason why nothing more will arrive.
 #[derive(Debug)]
 pub(super) enum ReadEnd {
-    /// The peer left normally. Until then, it had opened this many links to this rank.
+    /// The peer left normally. The peer had opened this many links to this rank before it left.
     Left { opened: u32 },
     /// The link failed.
     Failed(io::Error),

@@ -48,7 +48,7 @@ impl<C: Connector> Drop for Posting<'_, C> {
 
 /// What a sleep has shown about the links.
 enum Awakening {
-    /// These links have something to read or to write, and no other link has.
+    /// Only these links have something to read or to write.
     Links(Vec<usize>),
     /// No peer has opened a link. Any of the known links may have something to read or to write.
     NoNewLink,

@@ -185,7 +185,7 @@ pub(super) enum ReceivePhase {
 pub(super) enum Request {
     Send(Sending),
     Receive(Receiving),
-    /// The request has ended. If the request was a receive with its own memory, the bytes are the message.
+    /// The request has ended. If the request was a receive with its own memory, the vector contains the message.
     Done(Outcome, Vec<u8>),
 }
 

@@ -18,12 +18,12 @@ use super::operation::Operation;
 trait Convert<const STEP: usize> {
     /// # Safety
     ///
-    /// `from` must point to `STEP` elements, of any alignment. The processor must have the instructions.
+    /// `from` must point to `STEP` elements, of any alignment. The processor must have this instruction set.
     unsafe fn widen(from: *const u16) -> [f32; STEP];
 
     /// # Safety
     ///
-    /// `into` must point to room for `STEP` elements, of any alignment. The processor must have the instructions.
+    /// `into` must point to room for `STEP` elements, of any alignment. The processor must have this instruction set.
     unsafe fn narrow(from: &[f32; STEP], into: *mut u16);
 }
 
@@ -87,7 +87,7 @@ pub(super) unsafe fn fold_avx512<O: Operation<f32>>(into: *mut u8, inputs: Input
 ///
 /// # Safety
 ///
-/// As for [`super::block::fold`]. The processor must have the instructions of `C`.
+/// As for [`super::block::fold`]. The processor must have the instruction set of `C`.
 #[inline(always)]
 unsafe fn fold<C: Convert<STEP> + Convert<LANES>, O: Operation<f32>, const STEP: usize, const LANES: usize>(
     into: *mut u16,
@@ -120,7 +120,7 @@ unsafe fn fold<C: Convert<STEP> + Convert<LANES>, O: Operation<f32>, const STEP:
 ///
 /// # Safety
 ///
-/// `at` must return the address of each input's element. There must be room for one element at `into`.
+/// For each input, `at` must return the address of an element. There must be room for one element at `into`.
 #[inline(always)]
 unsafe fn fold_single<O: Operation<f32>>(
     into: *mut u16,
@@ -140,8 +140,8 @@ unsafe fn fold_single<O: Operation<f32>>(
 ///
 /// # Safety
 ///
-/// `at` must return the address of `STEP` elements of each input. There must be room for `STEP` elements at `into`. The
-/// processor must have the instructions of `C`.
+/// For each input, `at` must return the address of `STEP` elements. There must be room for `STEP` elements at `into`.
+/// The processor must have the instruction set of `C`.
 #[inline(always)]
 unsafe fn fold_step<C: Convert<STEP>, O: Operation<f32>, const STEP: usize>(
     into: *mut u16,

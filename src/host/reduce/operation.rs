@@ -219,8 +219,8 @@ impl DividedBy for i64 {
     }
 }
 
-/// Returns the magnitude of a quotient with the sign of the dividend. Only `i64::MIN / 1` wraps, and its result is
-/// `i64::MIN`.
+/// Gives the magnitude of a quotient the sign of the dividend, and returns the result. Only `i64::MIN / 1` wraps, and
+/// its result is `i64::MIN`.
 #[inline(always)]
 fn with_sign(dividend: i64, magnitude: u64) -> i64 {
     if dividend < 0 { (magnitude as i64).wrapping_neg() } else { magnitude as i64 }

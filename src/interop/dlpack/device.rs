@@ -14,14 +14,16 @@ use crate::call::element::Element;
 use crate::error::Result;
 use crate::interop::{AsDevicePtr, AsDevicePtrMut, AsStream, ForeignBuffer};
 
-/// A GPU tensor that calls read, as a source for a [`ForeignBuffer`]; see [`Tensor::on_device`].
+/// The elements of a GPU tensor, for calls that only read them. This type is a source for a [`ForeignBuffer`]; see
+/// [`Tensor::on_device`].
 pub struct DeviceTensor<'a, T> {
     tensor: &'a Tensor,
     at: Place,
     elements: PhantomData<&'a [T]>,
 }
 
-/// A GPU tensor that calls write, as a source for a [`ForeignBuffer`]; see [`Tensor::on_device_mut`].
+/// The elements of a GPU tensor, for calls that may write them. This type is a source for a [`ForeignBuffer`]; see
+/// [`Tensor::on_device_mut`].
 pub struct DeviceTensorMut<'a, T> {
     tensor: &'a mut Tensor,
     at: Place,
@@ -81,7 +83,7 @@ impl Tensor {
         Ok(())
     }
 
-    /// Returns the tensor's elements on a GPU (or in managed memory), for calls that read.
+    /// Returns the tensor's elements on a GPU (or in managed memory), for calls that only read them.
     ///
     /// ```no_run
     /// # use collectives::{Communicator, ReduceOp, interop::{AsStream, ForeignBuffer, dlpack::Tensor}};
@@ -100,7 +102,7 @@ impl Tensor {
     /// # Safety
     ///
     /// - The tensor's library must have ordered its own work on the tensor before all work that is queued on `stream`
-    ///   from now on. In Python, `__dlpack__(stream=…)` does so.
+    ///   from now on. In Python, `__dlpack__(stream=…)` establishes this order.
     /// - If the library uses the memory again, after a call or after the deleter, that use must come after all work
     ///   that was queued on `stream` until then. To ensure this, pass the stream that the library itself works on.
     /// - The memory must be initialised. Truth values must be 0 or 1.
@@ -109,7 +111,7 @@ impl Tensor {
         Ok(DeviceTensor { tensor: self, at, elements: PhantomData })
     }
 
-    /// Returns the tensor's elements on a GPU (or in managed memory), for calls that write.
+    /// Returns the tensor's elements on a GPU (or in managed memory), for calls that may write them.
     ///
     /// # Errors
     ///

@@ -58,9 +58,9 @@ impl Tensor {
     ///
     /// - The tensor's memory must stay valid.
     /// - No other code may write to the memory, or read data that is written through this value.
-    /// - The tensor's deleter must allow a call on any thread.
-    /// - Truth values must be 0 or 1. (This crate checks truth values when it makes a slice. Later, they must not
-    ///   change.)
+    /// - Any thread must be able to call the tensor's deleter.
+    /// - Truth values must be 0 or 1. This crate checks truth values only when it makes a slice. After that, they must
+    ///   not change.
     pub unsafe fn from_versioned(managed: *mut DLManagedTensorVersioned) -> Result<Self> {
         let managed = NonNull::new(managed).ok_or_else(|| refused("the pointer is null"))?;
         if !managed.is_aligned() {

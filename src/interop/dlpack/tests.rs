@@ -322,7 +322,7 @@ fn what_may_not_be_written_or_reached_is_said() {
         p.dtype = DLDataType { code: 6, bits: 8, lanes: 1 };
         p.data[0] = u64::from_le_bytes([0, 1, 1, 2, 0, 0, 0, 0]);
     }));
-    assert!(tensor.unwrap().as_slice::<bool>().unwrap_err().to_string().contains("truth value 3"));
+    assert!(tensor.unwrap().as_slice::<bool>().unwrap_err().to_string().contains("truth value at index 3"));
     let (tensor, ..) = take(Producer::new(&[3]).with(|p| {
         p.data[0] = u64::from(7u32) << 32;
         p.byte_offset = 4;

@@ -15,19 +15,19 @@ pub(super) enum Field {
     Key,
     /// A length, which is at most [`VALUE_BYTES`], and then that many bytes.
     Value,
-    /// A length, which is within the message limit, and then that many bytes. A server without smaller limits may send
-    /// such values.
+    /// A length, which is within the message limit, and then that many bytes. Servers that do not limit values as
+    /// strictly may send such values.
     Reply,
 }
 
 /// How often the second group of fields repeats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Repeat {
-    /// As often as this number says, which is known beforehand.
+    /// This many times. The number is known before the message arrives.
     Times(usize),
     /// As often as the count before the group says, at most [`KEYS`] times.
     Counted,
-    /// As often as the count before the group says. Only the message size limits this count.
+    /// As often as the count before the group says. This count is limited only by the size of a message.
     Listed,
     /// Once if the number before the group is positive, else never.
     IfPositive,

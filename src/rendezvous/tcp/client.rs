@@ -44,7 +44,7 @@ struct Link {
 /// The time limit of requests that take no timeout.
 #[derive(Debug)]
 enum Patience {
-    /// A limit for each request.
+    /// A time limit for each request.
     Each(Duration),
     /// One deadline for all requests.
     Until(Deadline),
@@ -72,8 +72,8 @@ enum Parked {
 }
 
 impl TcpStore {
-    /// Connects to the server on `host`, and retries until `timeout` has passed. `host` is a name or an address. An
-    /// IPv6 address has no brackets. The handle is in an `Arc`, because
+    /// Connects to the server on `host`, and retries until `timeout` has passed. `host` is a name or an address. Write
+    /// an IPv6 address without brackets. The handle is in an `Arc`, because
     /// [`Builder::with_store`](crate::Builder::with_store) and [`PrefixStore`](crate::store::PrefixStore) take an
     /// `Arc`.
     ///
@@ -82,7 +82,7 @@ impl TcpStore {
     /// # Errors
     ///
     /// - [`Error::Timeout`]: no server answers in time.
-    /// - [`Error::Protocol`]: something other than a store listens there.
+    /// - [`Error::Protocol`]: a server listens on this port, but it is not a store.
     /// - [`Error::Unauthorized`]: the server requires a secret.
     pub fn connect(host: &str, port: u16, timeout: Duration) -> Result<Arc<Self>> {
         Self::open(host, port, timeout, None).map(Arc::new)
@@ -93,7 +93,8 @@ impl TcpStore {
     ///
     /// # Errors
     ///
-    /// As for [`connect`](Self::connect), and [`Error::Unauthorized`] if the server has no secret or a different one.
+    /// The errors of [`connect`](Self::connect), and [`Error::Unauthorized`] if the server has no secret or a different
+    /// one.
     pub fn connect_with_secret(host: &str, port: u16, timeout: Duration, secret: &Secret) -> Result<Arc<Self>> {
         Self::open(host, port, timeout, Some(secret)).map(Arc::new)
     }

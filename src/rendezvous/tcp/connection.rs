@@ -27,8 +27,8 @@ pub(super) enum Failure {
     Broken(io::Error),
     /// The server does not speak the protocol.
     Malformed(String),
-    /// The server closed the connection instead of sending a proof. It does not know the proof protocol, or is shutting
-    /// down.
+    /// The server closed the connection instead of sending a proof. The server does not know the proof protocol, or is
+    /// shutting down.
     Closed,
     /// One end has not proven to the other that it knows the secret.
     Unauthenticated(AuthenticationError),

@@ -34,8 +34,8 @@ use crate::error::{Error, Result};
 /// cost of a request does not depend on the number of clients.
 ///
 /// When the server is dropped, it keeps serving until its last client has disconnected, so that no client loses an
-/// answer. It waits at most 5 s, or at most the time given to [`bind_with_linger`](Self::bind_with_linger). Before you
-/// drop the server, drop the stores of the same process.
+/// answer. The server keeps serving for at most 5 s, or for at most the time that you passed to
+/// [`bind_with_linger`](Self::bind_with_linger). Before you drop the server, drop the stores of the same process.
 ///
 /// # Examples
 ///
@@ -64,23 +64,23 @@ pub struct TcpStoreServer {
 }
 
 impl TcpStoreServer {
-    /// Starts a server on the first address of `address` that belongs to this host. With port 0 the system chooses a
-    /// port.
+    /// Starts a server. `address` can resolve to several addresses. The server listens on the first of them that
+    /// belongs to this host. If the port is 0, the system chooses a port.
     ///
     /// # Errors
     ///
     /// - [`Error::Config`]: the address is in use or does not belong to this host.
-    /// - [`Error::Io`]: the address cannot be resolved, or the system refuses for another reason.
+    /// - [`Error::Io`]: the address cannot be resolved, or the system refuses to listen for another reason.
     pub fn bind(address: impl ToSocketAddrs) -> Result<Self> {
         Self::open(address, None)
     }
 
-    /// Starts a server like [`bind`](Self::bind), which serves only clients that prove that they know `secret`
-    /// ([`TcpStore::connect_with_secret`](crate::store::TcpStore::connect_with_secret)).
+    /// Starts a server like [`bind`](Self::bind). The server serves only clients that prove that they know `secret`;
+    /// see [`TcpStore::connect_with_secret`](crate::store::TcpStore::connect_with_secret).
     ///
     /// # Errors
     ///
-    /// As for [`bind`](Self::bind).
+    /// The errors of [`bind`](Self::bind).
     pub fn bind_with_secret(address: impl ToSocketAddrs, secret: &Secret) -> Result<Self> {
         Self::open(address, Some(secret))
     }
@@ -95,7 +95,7 @@ impl TcpStoreServer {
     ///
     /// # Errors
     ///
-    /// As for [`bind`](Self::bind).
+    /// The errors of [`bind`](Self::bind).
     pub fn bind_with_linger(address: impl ToSocketAddrs, linger: Duration) -> Result<Self> {
         Self::start(address, linger, None)
     }
@@ -136,8 +136,8 @@ impl TcpStoreServer {
         Arc::clone(&self.lack)
     }
 
-    /// Returns the number of requests served so far, greetings included. Starting a communicator of `n` ranks takes
-    /// about 22 `n` requests.
+    /// Returns the number of requests that the server has served so far, greetings included. Starting a communicator of
+    /// `n` ranks takes about 22 `n` requests.
     #[must_use]
     pub fn requests_served(&self) -> u64 {
         self.served.load(Ordering::Relaxed)

@@ -121,8 +121,8 @@ pub(super) fn length(first: [u8; LENGTH_BYTES], file_bytes: u64) -> Result<usize
     let room = file_bytes.saturating_sub(LENGTH_BYTES as u64);
     if length > LONGEST || length > room {
         return Err(format!(
-            "according to the length field, the header has {length} bytes, but only {room} bytes follow the field, \
-             and a header may have at most {LONGEST} bytes"
+            "according to the length field, the header has {length} bytes, but a header may have at most {LONGEST} bytes, \
+             and must fit into the {room} bytes after the field"
         ));
     }
     // At most the limit above.
@@ -252,7 +252,8 @@ mod tests {
             let error = parsed(json, data_bytes).unwrap_err();
             assert!(error.contains(words), "{json}: {error}");
         }
-        assert!(length([0xff; 8], 100).unwrap_err().contains("the header has 18446744073709551615 bytes, but only 92 bytes follow"));
+        let error = length([0xff; 8], 100).unwrap_err();
+        assert!(error.contains("the header has 18446744073709551615 bytes") && error.contains("the 92 bytes after the field"), "{error}");
         assert!(length(93_u64.to_le_bytes(), 100).is_err());
         assert_eq!(length(92_u64.to_le_bytes(), 100), Ok(92));
         assert!(length((LONGEST + 1).to_le_bytes(), 1 << 40).is_err());

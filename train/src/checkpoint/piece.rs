@@ -6,11 +6,11 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 /// The part of a tensor that a rank has, with elements in row-major order. A buffer for a piece contains only the
-/// elements of this part, one after the other.
+/// elements of the piece, one after the other.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Piece {
-    /// All of it.
+    /// The whole tensor.
     Whole,
     /// A range of one dimension, with all elements of the other dimensions. In tensor parallelism, such a piece is a
     /// range of rows or columns.
@@ -50,7 +50,7 @@ impl Piece {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the tensor has no such part, or if the tensor has more elements than fit into the address
+    /// `InvalidArgument` if the tensor has no such piece, or if the tensor has more elements than fit into the address
     /// space.
     pub fn len(&self, shape: &[usize]) -> collectives::Result<usize> {
         self.extent(shape).map(|extent| extent.len()).map_err(|reason| collectives::Error::argument("Piece::len", reason))
@@ -182,9 +182,9 @@ pub(super) fn in_order(extents: &[&Extent], total: usize) -> Result<Vec<usize>, 
 /// The reason why parts are not a division of a tensor.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Division {
-    /// These two parts have common elements.
+    /// The two parts with these numbers have elements in common.
     Overlap(usize, usize),
-    /// These two parts are ranges along different dimensions.
+    /// The two parts with these numbers are ranges along different dimensions.
     Dimensions(usize, usize),
     /// No part contains these elements. The string names the elements and ends with a verb, such as "elements 5..6 …
     /// are".

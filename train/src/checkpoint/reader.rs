@@ -23,7 +23,7 @@ use collectives::Communicator;
 use collectives::{DType, Element};
 use collectives::{Error, Result};
 
-/// A checkpoint to load from, or other programs' safetensors files.
+/// An opened checkpoint, or opened safetensors files of another program.
 ///
 /// Ranks read tensors independently of each other, so any number of ranks can load any tensors. The index is read when
 /// the checkpoint is opened. The header of a file is read when the header or the data are first needed. The SHA-256 of
@@ -87,7 +87,8 @@ impl Checkpoint {
     /// # Errors
     ///
     /// The errors of [`open`](Self::open). If one rank fails, all fail: the failing rank gets its own error, and the
-    /// others get an error that names that rank and its reason. The call also returns the errors of any collective.
+    /// others get an error that names the failing rank and the reason. The call also returns the errors of any
+    /// collective.
     pub fn resume(comm: &Communicator, directory: impl AsRef<Path>) -> Result<Option<Self>> {
         const RESUMING: &str = "opening the latest checkpoint";
         let directory = directory::named(directory.as_ref());
@@ -99,19 +100,20 @@ impl Checkpoint {
         everywhere(comm, RESUMING, Self::open(directory.join(directory::name(step)))).map(Some)
     }
 
-    /// Opens a checkpoint's folder (`…/step-00000042`), a safetensors file, or a model in several files. For several
-    /// files, `path` is their index (`model.safetensors.index.json`) or their folder.
+    /// Opens a checkpoint's folder (`…/step-00000042`), a safetensors file, or a model in several files. If the model
+    /// has several files, `path` is the path of their index (`model.safetensors.index.json`) or of their folder.
     ///
     /// # Errors
     ///
     /// `Io` if a file does not exist or cannot be read. The error names the file. The error's kind is `InvalidData` if
     /// the file's contents are invalid, for example in these cases:
     ///
-    /// - The index has parts that overlap or leave elements out.
+    /// - The parts of a tensor in the index overlap, or they leave out elements of the tensor.
     /// - A header is longer than the file.
-    /// - A name appears twice.
-    /// - A limit is exceeded: 64 dimensions for a tensor, 100 MB for a header, 256 MiB for all headers together, and
-    ///   256 MiB for an index.
+    /// - A name occurs twice.
+    /// - A tensor has more than 64 dimensions.
+    /// - A header is larger than 100 MB, or all headers together are larger than 256 MiB.
+    /// - The index is larger than 256 MiB.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let is_index = |path: &Path| path.file_name().is_some_and(|name| name.to_string_lossy().ends_with(foreign::INDEX_ENDING));
@@ -227,9 +229,9 @@ impl Checkpoint {
     /// Reads a part of a tensor into `values`, with elements in row-major order. `shape` is the shape of the whole
     /// tensor. Local.
     ///
-    /// **Cost**: the call reads the bytes of the part, from the files that contain them. If two ranges of a file are
-    /// less than 4 KiB apart, the call also reads the bytes between them. The call needs 1 MiB of memory, plus the
-    /// memory for the headers of the files that contain the part.
+    /// **Cost**: the call reads the bytes of the part, from the files that contain them. If two needed ranges of a file
+    /// are less than 4 KiB apart, the call also reads the bytes between these ranges. The call needs 1 MiB of memory,
+    /// plus the memory for the headers of the files that contain the part.
     ///
     /// # Errors
     ///
@@ -284,7 +286,8 @@ impl Checkpoint {
         Ok(values)
     }
 
-    /// Compares every file's length and header with the index, and the type and shape of every part. Reads no data.
+    /// Compares the length and header of every file, and the type and shape of every part, with the index. Reads no
+    /// elements of tensors.
     ///
     /// # Errors
     ///

@@ -26,7 +26,7 @@ mod sealed {
     use super::{BucketLayout, Slot};
 
     pub trait Shares {
-        /// Returns each bucket, and the range of its elements that belongs to this rank.
+        /// Returns the layout of each bucket, and the range of the bucket's elements that belongs to this rank.
         fn dealt(&self) -> Vec<(&BucketLayout, Range<usize>)>;
 
         /// Returns the name of a bucket's parameter.
@@ -111,8 +111,8 @@ impl<'a> Writer<'a> {
 
 impl Checkpoint {
     /// Reads this rank's shares of a model's buckets or units. [`Writer::shares`] must have saved these shares with the
-    /// same `prefix`. At that time, the world size and the buckets may have been different. Elements after a bucket's
-    /// last parameter stay unchanged. Local.
+    /// same `prefix`. At that time, the world size and the buckets may have been different. In each slice of `state`,
+    /// elements after a bucket's last parameter stay unchanged. Local.
     ///
     /// # Errors
     ///
@@ -142,8 +142,8 @@ impl Checkpoint {
 /// The parts of a bucket's parameters in a rank's share, and the length of the share. Some parts may be empty.
 type OfBucket<'m> = (Vec<Part<'m>>, usize);
 
-/// Returns the parts of parameters that are in this rank's shares, in one list for each bucket. Refuses parameters with
-/// the same name.
+/// Returns the parts of parameters that are in this rank's shares, in one list for each bucket. Refuses two parameters
+/// with the same name.
 fn parts<'m>(call: &'static str, prefix: &str, model: &'m impl Sharded) -> Result<Vec<OfBucket<'m>>> {
     let of_bucket = |(layout, share): (&'m BucketLayout, std::ops::Range<usize>)| {
         let part = |slot: &'m Slot| {
@@ -164,7 +164,8 @@ fn parts<'m>(call: &'static str, prefix: &str, model: &'m impl Sharded) -> Resul
     }
 }
 
-/// Returns the slice of a bucket. The slice must exist and be as long as the share.
+/// Returns the slice that was passed for a bucket. Fails if there is no slice, or if the slice is not as long as the
+/// rank's share.
 fn fitting<S>(call: &'static str, prefix: &str, bucket: usize, len: usize, share: Option<S>, count: impl Fn(&S) -> usize) -> Result<S> {
     let refused = |reason: String| Error::argument(call, format!("state {prefix:?}: {reason}"));
     let share = share.ok_or_else(|| refused(format!("there is no slice for bucket {bucket}")))?;

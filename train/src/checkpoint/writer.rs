@@ -65,9 +65,9 @@ fn taken(name: &str) -> Error {
 const SAVING: &str = "saving a checkpoint";
 
 impl<'a> Writer<'a> {
-    /// Creates a writer of a checkpoint in `directory`. This folder contains all checkpoints of a run. Every rank must
-    /// pass the same folder, on a file system that all ranks share. This call is local and writes nothing: `commit`
-    /// creates the folder if it does not exist.
+    /// Creates a writer that saves a checkpoint in `directory`. This folder contains all checkpoints of a run. Every
+    /// rank must pass the same folder, on a file system that all ranks share. This call is local and writes nothing:
+    /// `commit` creates the folder if it does not exist.
     pub fn new(comm: &'a Communicator, directory: impl Into<PathBuf>) -> Self {
         let (directory, declaration) = (named(&directory.into()).to_owned(), Declaration::default());
         Self { comm, directory, declaration, bytes: Vec::new(), reserved: BTreeSet::new(), keep: None, mistake: None }
@@ -77,9 +77,9 @@ impl<'a> Writer<'a> {
     /// shape of the whole tensor, and must be the same on every rank.
     ///
     /// All ranks' pieces together must be the whole tensor. Two ranks may have the same piece, but different pieces
-    /// must not overlap. If several ranks have the same piece, its values must be the same on all these ranks. One of
-    /// them writes the piece, and no rank compares the values. All pieces of a tensor must be flat ranges, or all must
-    /// be ranges of the same dimension. A range of rows is also a flat range.
+    /// must not overlap. If several ranks have the same piece, its values must be the same on all these ranks. Only one
+    /// of these ranks writes the piece. No rank compares the values. All pieces of a tensor must be flat ranges, or all
+    /// must be ranges of the same dimension. A range of rows is also a flat range.
     ///
     /// This call returns no error. [`commit`](Self::commit) returns `InvalidArgument` in these cases:
     ///
@@ -150,15 +150,16 @@ impl<'a> Writer<'a> {
     /// Writes the checkpoint of a step, and returns the checkpoint's path. The step must not be before the latest step
     /// in the folder. Collective.
     ///
-    /// If the latest checkpoint in the folder has the same step, the new checkpoint replaces it. So a run may always
-    /// save at its end, even if it has just saved that step. If a reader has the replaced checkpoint open, the reader
-    /// either reads that checkpoint to the end or gets an error about a file.
+    /// If the latest checkpoint in the folder has the same step, the new checkpoint replaces it. So a run can always
+    /// save at its end, even if it has just saved the same step. If a reader has the replaced checkpoint open, the
+    /// reader either reads that checkpoint to the end or gets an error about a file.
     ///
     /// When every rank's file is written and synced, one rename publishes the checkpoint. Until then, the previous
     /// checkpoint remains the latest, even if a rank fails or is killed. The next save removes the files that an
-    /// interrupted save left. So only one group of ranks may save to a folder at a time. If two groups save at the same
-    /// time, one of them fails. If files or an old checkpoint cannot be removed, the save does not fail, and a
-    /// `tracing` event reports the error.
+    /// interrupted save left. So only one group of ranks may save to a folder at a time. If a second group begins to
+    /// save before the first group has finished, the second group removes the files of the first group. The save of the
+    /// first group then fails. If files or an old checkpoint cannot be removed, the save does not fail, and a `tracing`
+    /// event reports the error.
     ///
     /// **Cost**: each element is written once, by one rank. All ranks wait for the slowest rank, but at most for the
     /// communicator's timeout. Every rank sends the description of each piece to rank 0: the tensor's name and shape,
@@ -166,16 +167,17 @@ impl<'a> Writer<'a> {
     ///
     /// # Errors
     ///
-    /// If one rank fails, all fail. The failing rank gets its own error, and the others get an `Io` that names that
-    /// rank and its reason.
+    /// If one rank fails, all fail. The failing rank gets its own error, and the others get an `Io` that names the
+    /// failing rank and the reason.
     ///
     /// - `Io` if a file cannot be written or synced, or if a rank does not see rank 0's files.
-    /// - `InvalidArgument` if an earlier call had invalid arguments.
+    /// - `InvalidArgument` if an earlier call on this writer, such as `tensor`, had invalid arguments. Those calls
+    ///   return no error themselves.
     /// - `InvalidArgument` if the pieces of all ranks together are not whole tensors.
     /// - `InvalidArgument` if the step is before the latest step in the folder.
     /// - `Mismatch` if ranks pass different steps.
-    /// - The errors of any collective. If a rank dies after all files were written, the checkpoint may exist, and
-    ///   [`Checkpoint::latest`](super::Checkpoint::latest) finds it.
+    /// - The errors of any collective. If a rank dies after all files were written, the checkpoint may exist in spite
+    ///   of the error. [`Checkpoint::latest`](super::Checkpoint::latest) then finds the checkpoint.
     pub fn commit(mut self, step: u64) -> Result<PathBuf> {
         same_step(self.comm, step)?;
         everywhere(self.comm, SAVING, self.mistake.take().map_or(Ok(()), Err))?;

@@ -12,10 +12,9 @@ use collectives::{Error, Result};
 
 /// Parameters in use.
 impl FullySharded {
-    /// Gathers a unit's parameters if necessary, starts to gather the next units, and waits for this unit. In the
-    /// forward pass, the next units are the units after this unit. In the backward pass, the next units are the units
-    /// before this unit. The backward pass begins when you gather the last unit, or a unit that comes before the most
-    /// recently gathered unit. Collective.
+    /// Gathers a unit's parameters if necessary, starts to gather the next units, and waits for this unit. The next
+    /// units are those after this unit in the forward pass, and those before it in the backward pass. The backward pass
+    /// begins when you gather the last unit, or a unit that comes before the most recently gathered unit. Collective.
     ///
     /// # Errors
     ///
@@ -35,8 +34,8 @@ impl FullySharded {
     }
 
     /// Starts to gather a unit's parameters in the background, for a later [`gather`](Self::gather). Use this call for
-    /// the first unit right after an update, or for a unit that is used out of order. This call needs one more buffer
-    /// than [`FullyShardedOptions::prefetch`](super::FullyShardedOptions::prefetch) requires. Collective.
+    /// the first unit right after an update, or for a unit that is used out of order. This call needs one buffer more
+    /// than the option [`FullyShardedOptions::prefetch`](super::FullyShardedOptions::prefetch) requires. Collective.
     ///
     /// # Errors
     ///
@@ -71,8 +70,8 @@ impl FullySharded {
         flat.device_view(state.slot(parameter)).ok_or_else(on_host)
     }
 
-    /// Copies a parameter of a gathered unit to a buffer of the parameter's length and of the type in which the unit is
-    /// gathered.
+    /// Copies a parameter of a gathered unit to a buffer. The buffer must have the parameter's length, and the type in
+    /// which the unit is gathered.
     ///
     /// # Errors
     ///
@@ -90,7 +89,7 @@ impl FullySharded {
     }
 
     /// Releases a unit's gathered parameters, so that their buffer can be reused. With
-    /// [`ShardingStrategy::ShardGradOp`], the parameters stay in memory until the next update, and
+    /// [`ShardingStrategy::ShardGradOp`], the parameters stay in memory until the next update, and a later
     /// [`gather`](Self::gather) uses them again. This call is local, but all ranks must release the same units.
     ///
     /// # Errors

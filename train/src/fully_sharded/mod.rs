@@ -2,17 +2,19 @@
 //!
 //! # Design
 //!
-//! A unit's parameters are concatenated into one flat buffer, and each rank keeps its share of it (`unit.rs`). The
-//! whole unit is gathered into a buffer from a small pool (`pool.rs`), which gets the buffer back when the unit is
-//! released. The gathers of the next units are started before the wait for this one (`gather.rs`; the pure
-//! `prefetch_order.rs` decides which units are next). A unit's gradients are copied into a buffer from another pool,
-//! then reduced and scattered in the background. When that buffer is needed again, or the step ends, this rank's share
-//! of it is added to the rank's gradients (`reduce.rs`). Elements are converted to another type only where they are
-//! copied anyway, so only the buffers of whole units have another type.
+//! A unit's parameters are concatenated into one flat buffer, and each rank keeps an equal part of it, its *shard*
+//! (`unit.rs`). To gather a unit, a rank takes a buffer from a small pool (`pool.rs`), and returns it on release. It
+//! starts the gathers of the next units before it waits for the current one (`gather.rs`; the pure `prefetch_order.rs`
+//! decides which units are next).
 //!
-//! The communicator cannot tell apart calls for units of the same length. So ranks compare the order of their calls at
-//! the end of a step (`call_order.rs`), beside the last reductions, and no optimiser gets results that were computed
-//! from different units.
+//! A unit's gradients are copied into a buffer from another pool, then reduced and scattered in the background. When
+//! that buffer is needed again, or the step ends, this rank's shard of the result is added to the rank's gradients
+//! (`reduce.rs`). Elements are converted to another type only when they are copied anyway, so only the buffers of whole
+//! units have another type.
+//!
+//! The communicator cannot tell apart calls for units of the same length. So at the end of a step, beside the last
+//! reductions, ranks also compare the order of their calls (`call_order.rs`). This way, no optimiser gets results that
+//! were computed from different units.
 
 mod call_order;
 mod gather;
@@ -45,14 +47,17 @@ use unit::{UnitState, layout_of};
 pub use options::{FullyShardedOptions, ShardingStrategy, Unit};
 pub use reduce::ReducedGradients;
 
-/// Keeps a share of the parameters on each rank, and gathers the parameters of a unit only while the unit is used. This
-/// is ZeRO stage 3, like torch's `FullyShardedDataParallel` with `FULL_SHARD`. With [`ShardingStrategy::ShardGradOp`],
-/// this type implements ZeRO stage 2.
+/// Keeps a shard of each unit's parameters on each rank, and gathers the parameters of a unit only while the unit is
+/// used. A [`Unit`] is a list of parameters that are gathered together, for example one layer. A rank's *shard* of a
+/// unit is the part that this rank keeps: one n-th of the elements, on n ranks.
+///
+/// This is ZeRO stage 3, like torch's `FullyShardedDataParallel` with `FULL_SHARD`. With
+/// [`ShardingStrategy::ShardGradOp`], this type implements ZeRO stage 2.
 ///
 /// List units in the order in which the forward pass uses them. [`gather`](Self::gather) also starts to gather the next
-/// unit. This is the following unit in the forward pass, and the preceding unit in the backward pass.
-/// [`reduce_gradients`](Self::reduce_gradients) averages a unit's gradients in the background, and keeps this rank's
-/// share of them.
+/// units, one by default ([`prefetch`](FullyShardedOptions::prefetch)): those after this unit in the list in the
+/// forward pass, and those before it in the backward pass. [`reduce_gradients`](Self::reduce_gradients) averages a
+/// unit's gradients in the background, and keeps this rank's shard of them.
 ///
 /// ```
 /// use collectives::Communicator;
@@ -89,44 +94,46 @@ pub use reduce::ReducedGradients;
 /// # Ok::<(), collectives::Error>(())
 /// ```
 ///
-/// **Accumulation.** [`end_backward`](Self::end_backward) ends a backward pass, but not the step. The gradients stay in
-/// this rank's share, and the next pass adds to them. So several passes need no more memory than one, but each pass
-/// reduces its gradients over the ranks. Gradients are summed over passes. For their mean, divide by the number of
-/// passes.
+/// **Accumulation.** [`end_backward`](Self::end_backward) ends a backward pass, but not the step: the reduced gradients
+/// stay in this rank's shard, and the next backward pass adds its gradients to them. So several passes need no more
+/// memory than one pass (except for a possible conversion, see **Memory**), but each pass reduces its gradients over
+/// the ranks. Gradients are summed over the passes. For a mean over the passes, divide by their number.
 ///
-/// **Mixed precision.** Assume that parameters are `f32` and [`gather_type`](FullyShardedOptions::gather_type) is
-/// `Bf16`. Then the shares contain `f32`, but parameters are gathered and used as `bf16`. Gradients are passed as
-/// `bf16`, and are added to the share as `f32`. With [`reduce_type`](FullyShardedOptions::reduce_type) `F32`, gradients
-/// are also summed over ranks as `f32`. Without this reduce type, the mean over n ranks has the rounding error that the
-/// documentation of [`Compress`](super::Compress) states. If the reduce type differs from the gather type, gradients
-/// are weighted (by 1/n for a mean) before they are summed. So a mean in `f16` overflows no sooner than one rank's
-/// gradients do. Conversions go via `f32`.
+/// **Mixed precision.** If parameters are `f32` and [`gather_type`](FullyShardedOptions::gather_type) is `Bf16`, the
+/// shards contain `f32`, but parameters are gathered and used as `bf16`. You also pass gradients as `bf16`, and they
+/// are added to the shard as `f32`. With [`reduce_type`](FullyShardedOptions::reduce_type) `F32`, gradients are also
+/// summed over ranks as `f32`. Without it, the mean over n ranks has the rounding error that the documentation of
+/// [`Compress`](super::Compress) states.
 ///
-/// **Order.** Every rank must make the same calls for units in the same order. If ranks make calls for units of
-/// different lengths, they get a `Mismatch` immediately. If the lengths are the same, [`reduce`](Self::reduce) returns
-/// the `Mismatch` before any parameter is updated. Only `reduce` compares the calls, and an evaluation makes no call of
-/// `reduce`. So if ranks use units in different orders in an evaluation, they get no error, but compute with wrong
-/// parameters. If you make other collectives on the same communicator, every rank must make them at the same point.
-/// Otherwise, make them on a separate communicator ([`Communicator::duplicate`]).
+/// If the reduce type differs from the gather type, gradients are weighted (by 1/n for a mean) before they are summed,
+/// so a mean in `f16` does not overflow if every rank's gradients fit into `f16`. Conversions go via `f32`.
 ///
-/// **Memory.** This is the memory of each of n ranks. The parameters have N elements of m bytes. A unit has at most L
-/// elements, including padding to a multiple of n. An element has g bytes when it is gathered and r bytes when it is
-/// reduced. The number p is [`prefetch`](FullyShardedOptions::prefetch). If each unit is released before the next is
-/// gathered, a rank needs the sum of these numbers of bytes:
+/// **Order.** Every rank must make the same calls for units, in the same order. If ranks make the same call for
+/// different units, they get a `Mismatch`: immediately if the units differ in length, and otherwise from
+/// [`reduce`](Self::reduce), before any parameter is updated. An evaluation never calls `reduce`, so there, mixing up
+/// units of the same length goes unnoticed and gives wrong parameters.
 ///
-/// - 2·m·N/n for the shares of parameters and gradients,
+/// If you make other collectives on the same communicator, every rank must make them at the same point between the
+/// calls for units. If that is not possible, make them on a separate communicator ([`Communicator::duplicate`]).
+///
+/// **Memory.** The parameters have N elements of m bytes. A unit has at most L elements, including padding to a multiple
+/// of n, the number of ranks. An element has g bytes when it is gathered and r bytes when it is reduced, and p is
+/// [`prefetch`](FullyShardedOptions::prefetch). If you release each unit before you gather the next unit, each rank
+/// needs the sum of these numbers of bytes:
+///
+/// - 2·m·N/n for the shards of parameters and gradients,
 /// - (1 + p)·L·g for gathered units in stage 3, or N·g in stage 2,
 /// - (1 + p)·L·r for units that are being reduced,
-/// - m·L/n for conversion, if gradients of another type are accumulated,
-/// - the caller's state for the share: 2·m·N/n for Adam.
+/// - m·L/n to convert reduced gradients, if they are accumulated and the reduce type differs from the parameters' type,
+/// - the optimiser's state for the shard, which the caller keeps: 2·m·N/n for Adam.
 ///
-/// So with the defaults and 4-byte parameters, the backward pass needs up to 8·N/n + 16·L bytes.
-/// [`ShardedOptimizer`](super::ShardedOptimizer) needs 4·N + 4·N/n bytes in addition to the parameters themselves.
-/// [`memory_bytes`](Self::memory_bytes) counts the buffers. It does not count the communicator's own memory, or the
-/// memory for the order of calls (up to 64 KiB).
+/// So with the defaults and 4-byte parameters, the backward pass needs up to 8·N/n + 16·L bytes, without the
+/// optimiser's state. By comparison, [`ShardedOptimizer`](super::ShardedOptimizer) needs 4·N + 4·N/n bytes in addition
+/// to the parameters themselves. [`memory_bytes`](Self::memory_bytes) counts the buffers, but not the communicator's
+/// own memory, or the memory for the order of calls (up to 64 KiB).
 ///
-/// **Traffic** of a step. Stage 3 gathers every unit twice and reduces its gradients once, so each rank sends (n −
-/// 1)/n·N·(2·g + r) bytes. If all types are the same, this is 1.5 times as much as in an all-reduce of the gradients.
+/// **Traffic.** In each step, stage 3 gathers every unit twice and reduces its gradients once, so each rank sends (n −
+/// 1)/n·N·(2·g + r) bytes. If all types are the same, that is 1.5 times as much as in an all-reduce of the gradients.
 /// Stage 2 gathers every unit only once, so each rank sends as much as in an all-reduce of the gradients. If there is
 /// only one rank, a step makes communicator calls only with `PreMulSum`.
 ///
@@ -138,7 +145,7 @@ pub struct FullySharded {
     place: Place,
     options: FullyShardedOptions,
     units: Vec<UnitState>,
-    /// Buffers of whole units for gathers and for reductions, and buffers of shares for gradients that are converted.
+    /// Buffers of whole units for gathers and for reductions, and buffers of shards for gradients that are converted.
     gathers: Pool,
     reductions: Pool,
     conversions: Pool,
@@ -156,28 +163,29 @@ const _: () = {
 };
 
 impl FullySharded {
-    /// Makes this rank's shares, filled with zeros. Collective: ranks compare units, names, shapes, types and options.
+    /// Makes this rank's shards, filled with zeros. Collective: ranks compare units, names, shapes, types and options.
     ///
     /// # Errors
     ///
-    /// - `Mismatch` if two ranks differ in a parameter or a setting. The error names the first difference.
+    /// - `Mismatch` if two ranks pass different parameters or settings. The error names the first difference.
     /// - `InvalidArgument` if a unit has parameters of several types, or of a type that gradients cannot have.
     /// - `Unsupported` if the op is not `Avg`, `Sum` or `PreMulSum`.
-    /// - If one rank cannot allocate its shares, all ranks fail. The other ranks get an `Io` that names that rank.
+    /// - If one rank cannot allocate its shards, all ranks fail. The other ranks get an `Io` that names that rank.
     pub fn new(comm: &Communicator, units: Vec<Unit>, options: FullyShardedOptions) -> Result<Self> {
         Self::in_place(comm, "FullySharded::new", Place::Host, units, options)
     }
 
-    /// Makes this rank's shares like [`new`](Self::new), but on the stream's device, which must be the communicator's
-    /// device. Units are gathered on that device too. Parameters and gradients are device buffers. Copies and
-    /// conversions are queued on `stream`, on which the caller computes. Gathers and reductions are queued on the
-    /// communicator's stream. cudarc's events order the work on the two streams. So the calls of this type do not wait
-    /// for the device, with two exceptions:
+    /// Makes this rank's shards like [`new`](Self::new), but on the device of `stream`, which must be the
+    /// communicator's device. Units are gathered on that device too, and parameters and gradients are device buffers.
+    ///
+    /// Copies and conversions are queued on `stream`, on which the caller computes. Gathers and reductions are queued
+    /// on the communicator's stream. cudarc's events order the work on the two streams, so the calls of this type do
+    /// not wait for the device, with two exceptions:
     ///
     /// - [`ReducedGradients::norm`], [`clip_norm`](ReducedGradients::clip_norm) and
     ///   [`unscale`](ReducedGradients::unscale) wait for this rank's sum of squares.
     /// - The allocation of a unit's buffers waits for `stream`. Units of the same length share the buffers that are
-    ///   allocated in the first step. Under `FullShard`, new buffers are allocated if a unit's length differs from the
+    ///   allocated in the first step. With `FullShard`, new buffers are allocated if a unit's length differs from the
     ///   previous unit's length.
     ///
     /// Collective.
@@ -236,7 +244,8 @@ impl FullySharded {
         Ok(Self { comm, place, options, units, gathers, reductions, conversions, reducing, order, calls, health })
     }
 
-    /// Returns the units' layouts: the type of their shares, and the position of each parameter in the flat buffer.
+    /// Returns the units' layouts. A layout contains the type of the unit's shards, and the position of each parameter
+    /// in the unit's flat buffer.
     pub fn layouts(&self) -> impl ExactSizeIterator<Item = &BucketLayout> {
         self.units.iter().map(|unit| &unit.layout)
     }
@@ -248,19 +257,19 @@ impl FullySharded {
         Some(format!("{}.{}", unit.name, unit.parameters.get(parameter)?.name))
     }
 
-    /// Returns one number for each unit: the number of elements of this rank's share. The caller keeps an optimiser's
+    /// Returns one number for each unit: the number of elements of this rank's shard. The caller keeps an optimiser's
     /// state for these elements.
     pub fn shard_lens(&self) -> impl ExactSizeIterator<Item = usize> {
         self.units.iter().map(|unit| unit.own.len())
     }
 
-    /// Returns the communicator over whose ranks the model is sharded.
+    /// Returns the communicator of the ranks over which the model is sharded.
     #[must_use]
     pub fn communicator(&self) -> &Communicator {
         &self.comm
     }
 
-    /// Returns the size in bytes of all buffers that this rank has now: shares, whole units that are gathered or being
+    /// Returns the size in bytes of all buffers that this rank has now: shards, whole units that are gathered or being
     /// reduced, and free buffers for later units.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
@@ -270,8 +279,8 @@ impl FullySharded {
         units + reducing + free
     }
 
-    /// Copies the root's values of a parameter to every rank. Each rank keeps its share of the values. Broadcast or
-    /// [`load`](Self::load) every parameter before the first unit is gathered. Collective.
+    /// Copies the root's values of a parameter to every rank. Each rank keeps its shard of the values. Call `broadcast`
+    /// or [`load`](Self::load) for every parameter before you gather the first unit. Collective.
     ///
     /// # Errors
     ///
@@ -288,16 +297,24 @@ impl FullySharded {
         self.load(unit, parameter, values)
     }
 
-    /// Copies this rank's share of a parameter's values into the model, for example values from a checkpoint. The
+    /// Copies this rank's shard of a parameter's values into the model, for example values from a checkpoint. The
     /// values must be the same on every rank.
     ///
     /// # Errors
     ///
     /// `InvalidArgument` in these cases:
     ///
-    /// - The length or type is not the parameter's.
-    /// - `values` and the model are in different memory: host memory and a device, or two devices.
+    /// - The unit or the parameter does not exist.
+    /// - `values` does not have the parameter's length and type.
+    /// - `values` and the model are not in the same memory: one is in host memory and the other on a device, or they
+    ///   are on different devices or in different contexts.
     /// - The unit is gathered: release it first.
+    ///
+    /// Other errors:
+    ///
+    /// - `Poisoned` after a step that failed.
+    /// - The errors of a gather of this unit that still runs.
+    /// - On a device, also `Cuda` if the driver fails.
     pub fn load<B>(&mut self, unit: usize, parameter: usize, values: &B) -> Result<()>
     where
         B: Buffer<Element: Float> + ?Sized,
@@ -314,8 +331,8 @@ impl FullySharded {
         self.place.check_reach(&memory)
     }
 
-    /// Returns the range of the flat unit's elements that belongs to this rank. Ranges have the same length on every
-    /// rank and are in rank order. Elements after the last parameter are zeros.
+    /// Returns the range of this rank's shard in the unit's flat buffer. The ranges of all ranks have the same length,
+    /// and are in rank order. Elements after the last parameter are zeros.
     ///
     /// # Errors
     ///
@@ -324,23 +341,23 @@ impl FullySharded {
         self.known("shard_range", unit).map(|unit| unit.own.clone())
     }
 
-    /// Returns this rank's share of a unit's parameters, for checkpoints: the elements in
-    /// [`shard_range`](Self::shard_range).
+    /// Returns this rank's shard of a unit's parameters (the elements in [`shard_range`](Self::shard_range)), for
+    /// example for a checkpoint.
     ///
     /// # Errors
     ///
     /// `InvalidArgument` if the unit does not exist, or if `T` is not the type of its parameters. `Unsupported` if the
-    /// share is on a device.
+    /// shard is on a device.
     pub fn shard<T: Float>(&self, unit: usize) -> Result<&[T]> {
         typed::<T>(&*self.known("shard", unit)?.share)?.host()
     }
 
-    /// Returns a device slice of this rank's share of a unit's parameters. For a share in host memory, use
+    /// Returns a device slice of this rank's shard of a unit's parameters. For a shard in host memory, use
     /// [`shard`](Self::shard).
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the unit does not exist, if `T` is not the type of its parameters, or if the share is in
+    /// `InvalidArgument` if the unit does not exist, if `T` is not the type of its parameters, or if the shard is in
     /// host memory.
     #[cfg(feature = "cuda")]
     pub fn device_shard<T: Float>(&self, unit: usize) -> Result<cudarc::driver::CudaView<'_, T>> {
@@ -349,17 +366,25 @@ impl FullySharded {
         share.device_view(0..len).ok_or_else(|| Error::argument("device_shard", "the share is in host memory: use `shard`"))
     }
 
-    /// Restores this rank's share of a unit's parameters from `values`. [`shard`](Self::shard) must have returned these
-    /// values on this rank with the same world size.
+    /// Restores this rank's shard of a unit's parameters from `values`. These must be values that
+    /// [`shard`](Self::shard) returned on the same rank, with the same world size.
     ///
     /// # Errors
     ///
     /// `InvalidArgument` in these cases:
     ///
+    /// - The unit does not exist.
     /// - The length of `values` is not the length of [`shard_range`](Self::shard_range).
     /// - The type of `values` is not the type of the unit's parameters.
-    /// - `values` and the model are in different memory: host memory and a device, or two devices.
+    /// - `values` and the model are not in the same memory: one is in host memory and the other on a device, or they
+    ///   are on different devices or in different contexts.
     /// - The unit is gathered: release it first.
+    ///
+    /// Other errors:
+    ///
+    /// - `Poisoned` after a step that failed.
+    /// - The errors of a gather of this unit that still runs.
+    /// - On a device, also `Cuda` if the driver fails.
     pub fn load_shard<B>(&mut self, unit: usize, values: &B) -> Result<()>
     where
         B: Buffer<Element: Float> + ?Sized,

@@ -44,15 +44,16 @@ pub struct FullyShardedOptions {
     /// How long gathered parameters are kept. Default: `FullShard`.
     pub strategy: ShardingStrategy,
     /// The type in which parameters are gathered and used, and in which gradients are passed: `F32`, `F64`, `F16` or
-    /// `Bf16`. The shares keep the type of the parameters. `None` means the type of the parameters. Default: `None`.
+    /// `Bf16`. The shards keep the type of the parameters. `None` means the type of the parameters. Default: `None`.
     pub gather_type: Option<DType>,
-    /// The type in which gradients are reduced. The reduced gradients are added to the share in the type of the
-    /// parameters. `None` means the type in which gradients are passed. Default: `None`.
+    /// The type in which gradients are reduced. The reduced gradients are added to the shard in the type of the
+    /// parameters. `None` means the type of the gradients that you pass to
+    /// [`reduce_gradients`](super::FullySharded::reduce_gradients). Default: `None`.
     pub reduce_type: Option<DType>,
     /// How the ranks' gradients are combined: `Avg`, `Sum`, or `PreMulSum` with this rank's weight. Default: `Avg`.
     pub op: ReduceOp,
-    /// The number of further units that [`gather`](super::FullySharded::gather) starts to gather. It is also the number
-    /// of reductions that may still run when the next reduction starts. Default: 1.
+    /// The number of further units that [`gather`](super::FullySharded::gather) starts to gather. When a reduction
+    /// starts, at most this number of earlier reductions may still run. Default: 1.
     pub prefetch: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Reduces and scatters gradients during the backward pass. At the end of a step, clips and updates the shares.
+//! Reduces and scatters gradients during the backward pass. At the end of a step, clips and updates the shards.
 
 use std::fmt;
 
@@ -21,9 +21,9 @@ use collectives::{Error, Result};
 
 /// Gradients.
 impl FullySharded {
-    /// Passes the gradients of a unit in this backward pass. `gradients` has one gradient for each parameter of the
-    /// unit, in the order of the parameters. Gradients must have the type in which the parameters are gathered. The
-    /// gradients are copied, and reduced in the background. This rank keeps its share of the reduced gradients. If more
+    /// Passes the gradients of a unit in this backward pass. `gradients` must have one gradient for each parameter of
+    /// the unit, in the order of the parameters. Gradients must have the type in which the parameters are gathered. The
+    /// gradients are copied, and reduced in the background. This rank keeps its shard of the reduced gradients. If more
     /// units than [`prefetch`](super::FullyShardedOptions::prefetch) are already being reduced, this call waits for the
     /// oldest reduction. Collective.
     ///
@@ -33,9 +33,9 @@ impl FullySharded {
     ///
     /// - `InvalidArgument` if the unit does not exist, or if the unit's gradients were already passed in this backward
     ///   pass.
-    /// - `InvalidArgument` if the number of gradients is wrong, or a gradient's length or type is not its parameter's.
-    /// - `InvalidArgument` if a gradient and the model are in different memory: host memory and a device, or two
-    ///   devices.
+    /// - `InvalidArgument` if the number of gradients is wrong, or if a gradient has the wrong length or type.
+    /// - `InvalidArgument` if a gradient and the model are not in the same memory: one is in host memory and the other
+    ///   on a device, or they are on different devices or in different contexts.
     /// - On a device, `Cuda` if the gradients cannot be copied.
     ///
     /// The call also returns the errors of any collective.
@@ -55,9 +55,9 @@ impl FullySharded {
         self.go_on(|model| model.start_reduce(unit, whole))
     }
 
-    /// Ends a backward pass, but not the step. The next backward pass begins with the first unit. In that pass, you can
-    /// pass gradients for each unit again, and they are added to the gradients of this pass. Makes no collective call.
-    /// To end the last backward pass of a step, call [`reduce`](Self::reduce) instead.
+    /// Ends a backward pass, but not the step. The next backward pass begins with the first unit. In the next backward
+    /// pass, you can pass gradients for each unit again. They are added to the gradients of the backward pass that has
+    /// ended. Makes no collective call. To end the last backward pass of a step, call [`reduce`](Self::reduce) instead.
     ///
     /// # Errors
     ///
@@ -70,7 +70,7 @@ impl FullySharded {
         Ok(())
     }
 
-    /// Ends the last backward pass of a step: waits until this rank has its share of all gradients. If no rank passed
+    /// Ends the last backward pass of a step: waits until this rank has its shard of all gradients. If no rank passed
     /// gradients for a unit, the unit's gradients are zeros. Collective: in addition to the reductions, one all-reduce
     /// of 16 bytes compares the order of the ranks' calls.
     ///
@@ -151,7 +151,7 @@ impl FullySharded {
         Ok(())
     }
 
-    /// Waits for the oldest reduction, and keeps this rank's share of it.
+    /// Waits for the oldest reduction, and keeps this rank's shard of it.
     fn keep_oldest(&mut self) -> Result<()> {
         let Some((unit, mut whole)) = self.reducing.pop_front() else { return Ok(()) };
         whole.wait()?;
@@ -164,7 +164,7 @@ impl FullySharded {
     }
 }
 
-/// This rank's shares of a step's gradients; see [`FullySharded::reduce`]. If this value is dropped without a call of
+/// This rank's shards of a step's gradients; see [`FullySharded::reduce`]. If this value is dropped without a call of
 /// [`update`](Self::update), the step is skipped.
 #[must_use = "the parameters are updated by `update`"]
 pub struct ReducedGradients<'a> {
@@ -175,11 +175,11 @@ pub struct ReducedGradients<'a> {
 }
 
 impl ReducedGradients<'_> {
-    /// Reduces this rank's shares over the ranks that have the same shares of other replicas. Use this call for hybrid
+    /// Reduces this rank's shards over the ranks that have the same shards of other replicas. Use this call for hybrid
     /// sharding. For example, the parameters are sharded over the ranks of each host, and every host has a replica of
-    /// the model ([`Mesh::by_host`](crate::Mesh::by_host)). With `Avg` the shares are averaged over the replicas; with
-    /// any other [`op`](super::FullyShardedOptions::op) they are summed. Call this method at most once per step, before
-    /// [`unscale`](Self::unscale) and [`clip_norm`](Self::clip_norm). If all replicas begin a step with the same
+    /// the model ([`Mesh::by_host`](crate::Mesh::by_host)). With `Avg`, the shards are averaged over the replicas. With
+    /// any other [`op`](super::FullyShardedOptions::op), the shards are summed. Call this method at most once per step,
+    /// before [`unscale`](Self::unscale) and [`clip_norm`](Self::clip_norm). If all replicas begin a step with the same
     /// parameters, they also end the step with the same parameters, bit for bit.
     ///
     /// ```
@@ -200,7 +200,7 @@ impl ReducedGradients<'_> {
     /// # Ok::<(), collectives::Error>(())
     /// ```
     ///
-    /// Collective over `replicas`: makes one all-gather of 40 bytes per rank, and then one all-reduce for the share of
+    /// Collective over `replicas`: makes one all-gather of 40 bytes per rank, and then one all-reduce for the shard of
     /// each unit. The all-reduces are started together. A clone of `replicas` is kept until the update, because the
     /// ranks of `replicas` must clip by the same norm.
     ///
@@ -208,8 +208,8 @@ impl ReducedGradients<'_> {
     ///
     /// - `InvalidArgument` if this step's gradients were already reduced over replicas, unscaled or clipped. The call
     ///   then has no effect.
-    /// - `Mismatch` if the ranks of `replicas` do not have the same shares as this rank. This is the case, for example,
-    ///   if `replicas` is the communicator over whose ranks the model is sharded.
+    /// - `Mismatch` if the ranks of `replicas` do not have the same shards as this rank. For example, you get this
+    ///   error if `replicas` is the communicator of the ranks over which the model is sharded.
     /// - The errors of any collective.
     ///
     /// After a `Mismatch` or an error of a collective, no step can follow.
@@ -250,9 +250,9 @@ impl ReducedGradients<'_> {
         Ok(squares.sqrt())
     }
 
-    /// Scales all ranks' shares of the gradients down to a common [`norm`](Self::norm) of `limit`, if their common norm
-    /// is larger. Returns the norm before scaling, like [`Averaged::clip_norm`](crate::Averaged::clip_norm).
-    /// Collective, like `norm`.
+    /// Scales all ranks' shards of the gradients down to a common [`norm`](Self::norm) of `limit`, if their common norm
+    /// is larger than `limit`. Returns the norm before scaling, like
+    /// [`Averaged::clip_norm`](crate::Averaged::clip_norm). Collective, like `norm`.
     ///
     /// # Errors
     ///
@@ -265,7 +265,7 @@ impl ReducedGradients<'_> {
         Ok(norm)
     }
 
-    /// Clips this rank's shares of the gradients by a norm that the caller has computed, like
+    /// Clips this rank's shards of the gradients by a norm that the caller has computed, like
     /// [`Averaged::clip_to`](crate::Averaged::clip_to). Makes no collective call.
     ///
     /// # Errors
@@ -278,16 +278,16 @@ impl ReducedGradients<'_> {
         self.scale(factor(norm))
     }
 
-    /// Multiplies this rank's shares by the factor, if there is one: the last part of clipping.
+    /// Multiplies this rank's shards by the factor, if there is one: the last part of clipping.
     fn scale(&mut self, factor: Option<f64>) -> Result<()> {
         self.done = Done::Clipped;
         let mut units = self.model.units.iter_mut();
         factor.map_or(Ok(()), |factor| units.try_for_each(|unit| unit.gradients.scale(factor)))
     }
 
-    /// Divides this rank's shares of the gradients by a loss's scale, like
-    /// [`Averaged::unscale`](crate::Averaged::unscale). [`LossScaler::update`] tells the other ranks whether a gradient
-    /// overflowed. Makes no collective call.
+    /// Divides this rank's shards of the gradients by a loss's scale, like
+    /// [`Averaged::unscale`](crate::Averaged::unscale). Later, [`LossScaler::update`] tells the other ranks whether a
+    /// gradient overflowed. Makes no collective call.
     ///
     /// # Errors
     ///
@@ -300,21 +300,21 @@ impl ReducedGradients<'_> {
         Ok(())
     }
 
-    /// Returns the sum of the squares of this rank's shares.
+    /// Returns the sum of the squares of this rank's shards.
     fn squares(&self) -> Result<f64> {
         let mut sums = Squares::default();
         self.model.units.iter().try_for_each(|unit| unit.gradients.add_squares(&mut sums))?;
         sums.total(&self.model.comm)
     }
 
-    /// Calls `update` for this rank's share of each unit's parameters, unit by unit. [`Shard::bucket`] is the unit's
+    /// Calls `update` for this rank's shard of each unit's parameters, unit by unit. [`Shard::bucket`] is the unit's
     /// number. The elements of a [`Shard`] have the type of the parameters. Gathered parameters are released. Makes no
-    /// collective call: the next [`gather`](FullySharded::gather) gets the other ranks' shares.
+    /// collective call: the next [`gather`](FullySharded::gather) gets the other ranks' shards.
     ///
     /// # Errors
     ///
     /// The errors of `update`. If `update` returns an error or panics, no step can follow, and other ranks are not
-    /// notified. So an `update` that fails should fail on every rank, or abort the communicator.
+    /// notified. So if `update` fails, it should fail on every rank, or abort the communicator.
     pub fn update(self, mut update: impl FnMut(&mut Shard<'_>) -> Result<()>) -> Result<()> {
         self.model.go_on(|model| {
             for (index, unit) in model.units.iter_mut().enumerate() {

@@ -1,4 +1,4 @@
-//! One unit on one rank: its share of the parameters and of the gradients, and the whole unit while it is gathered.
+//! One unit on one rank: its shard of the parameters and of the gradients, and the whole unit while it is gathered.
 
 use std::fmt;
 use std::ops::Range;
@@ -23,14 +23,14 @@ pub(super) struct UnitState {
     /// The types in which it is gathered and reduced.
     pub(super) gather_type: DType,
     pub(super) reduce_type: DType,
-    /// This rank's share of the parameters, and of their gradients.
+    /// This rank's shard of the parameters, and of their gradients.
     pub(super) share: Box<dyn AnyFlat>,
     pub(super) gradients: Box<dyn AnyFlat>,
     /// Whether the gradients belong to this step. If not, they belong to an earlier step.
     pub(super) has_gradients: bool,
     /// Whether gradients were passed in this backward pass.
     pub(super) is_reduced: bool,
-    /// All ranks' shares, or the call that gathers them.
+    /// All ranks' shards, or the call that gathers them.
     pub(super) gathered: Option<Box<dyn AnyFlat>>,
     /// Whether the caller has gathered the unit and not released it.
     pub(super) in_use: bool,
@@ -81,7 +81,7 @@ impl UnitState {
         self.layout.slots[index].range.clone()
     }
 
-    /// Copies this rank's share of a parameter's values.
+    /// Copies this rank's shard of a parameter's values.
     pub(super) fn load<T: Float>(&mut self, index: usize, values: Memory<'_, T>) -> Result<()> {
         let (own, slot) = (self.own.clone(), self.slot(index));
         let (start, end) = (own.start.max(slot.start), own.end.min(slot.end));
@@ -92,7 +92,7 @@ impl UnitState {
         Ok(())
     }
 
-    /// Adds this rank's share of reduced gradients to this step's gradients. Returns the scratch buffer if it was used.
+    /// Adds this rank's shard of reduced gradients to this step's gradients. Returns the scratch buffer if it was used.
     pub(super) fn add(
         &mut self,
         reduced: &dyn AnyFlat,

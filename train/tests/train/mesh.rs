@@ -160,7 +160,7 @@ fn hosts_are_the_outer_dimension_and_their_ranks_the_inner_one() {
     for (rank, (shard, replicate)) in found.into_iter().enumerate() {
         assert_eq!((shard, replicate), (vec![rank / 2 * 2, rank / 2 * 2 + 1], vec![rank % 2, rank % 2 + 2, rank % 2 + 4]));
     }
-    for (hosts, words) in [(&["a", "a", "b"][..], "rank 2's has 1"), (&["a", "b", "a", "b"], "rank 1 is number 0 on its host")] {
+    for (hosts, words) in [(&["a", "a", "b"][..], "the host of rank 2 has 1"), (&["a", "b", "a", "b"], "rank 1 is number 0 on its host")] {
         for error in on_hosts(hosts, |comm| Mesh::by_host(comm, "replicate", "shard").unwrap_err().to_string()) {
             assert!(error.contains(words), "{error}");
         }

@@ -86,8 +86,8 @@ impl NcclCommunicator {
 /// its freeing, wait for the call. You need no synchronization of your own. Ops and types are the same as for a
 /// [`Communicator`](crate::Communicator), including custom ones.
 ///
-/// Every rank must make the same call as its next one. Before anything is queued, the ranks compare the op, the element
-/// type, the count, the root, and the settings that decide how calls are cut into pieces (see
+/// All ranks must make the same calls in the same order. Before anything is queued, the ranks compare the op, the
+/// element type, the count, the root, and the settings that decide how calls are cut into pieces (see
 /// [`Config::check_device_calls`](crate::Config::check_device_calls)). If something differs, every rank gets a
 /// `Mismatch` that names two calls, no buffer is touched, and the communicator stays usable.
 ///

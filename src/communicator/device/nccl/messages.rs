@@ -88,8 +88,8 @@ impl<'buffers> NcclGroup<'buffers, '_> {
 ///
 /// Threads that share the communicator must send and receive in the same order as the other ends.
 impl NcclCommunicator {
-    /// Queues a send of a whole device buffer to another rank. That rank must receive into a buffer of the same length
-    /// and element type.
+    /// Queues a send of a whole device buffer to another rank. The other rank must receive into a buffer of the same
+    /// length and element type.
     ///
     /// ```no_run
     /// # use collectives::nccl::NcclCommunicator;
@@ -106,7 +106,7 @@ impl NcclCommunicator {
     /// # Errors
     ///
     /// - `InvalidArgument` for a rank that is not a peer, and for memory that is not on this device.
-    /// - `Mismatch` if the two ends differ in element type, in length, or in the messages that they queue together. A
+    /// - `Mismatch` if the two ends differ in element type or length, or if they group their messages differently. A
     ///   mismatch ends the communicator.
     /// - `Unsupported` if the two ends are to compare the message, but the stream is being captured into a graph.
     /// - `Timeout`, `Nccl`, `Cuda`, `Poisoned`.
@@ -115,8 +115,8 @@ impl NcclCommunicator {
         self.grouped("send", stream, |group| group.send(buffer, to))
     }
 
-    /// Queues a receive from another rank into a whole device buffer. That rank must send a buffer of the same length
-    /// and element type.
+    /// Queues a receive from another rank into a whole device buffer. The other rank must send a buffer of the same
+    /// length and element type.
     ///
     /// ```no_run
     /// # use collectives::nccl::NcclCommunicator;

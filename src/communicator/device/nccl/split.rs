@@ -59,7 +59,7 @@ impl NcclCommunicator {
     /// # Errors
     ///
     /// - `InvalidArgument` if the world size does not become larger. All ranks get this error if no rank passes an id,
-    ///   or if more than one rank does.
+    ///   or if more than one rank passes an id.
     /// - `Mismatch` if another rank makes a different typed call instead.
     /// - `Nccl`, `Timeout`, `Poisoned`.
     #[doc(alias = "ncclCommGrow")]

@@ -51,7 +51,7 @@ fn agreed(heard: &[Words]) -> Result<()> {
 
 impl NcclCommunicator {
     /// Opens a symmetric NCCL window over a buffer. All ranks must make this call, with buffers of the same length.
-    /// Needs NCCL 2.27.3.
+    /// Needs NCCL 2.27.3 or later.
     ///
     /// The memory must come from [`NcclCommunicator::allocate`] or the driver's `cuMemCreate`, because NCCL passes a
     /// handle of this memory to the other ranks. A `CudaSlice` does not work, because its memory comes from a pool. The
@@ -60,10 +60,12 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// - `InvalidArgument` for a buffer of another context, and for an empty buffer.
-    /// - `Mismatch` if the ranks' buffers differ in length.
-    /// - `Unsupported` on every rank if the memory of any rank does not come from `allocate` or `cuMemCreate`, or if
-    ///   NCCL is too old.
+    /// - `InvalidArgument` if this rank's buffer is empty or belongs to another context.
+    /// - `Unsupported` if this rank's memory does not come from `allocate` or `cuMemCreate`. Memory of `cuMemCreate` must
+    ///   also begin at a multiple of 4 KiB in its allocation.
+    /// - `Unsupported` if this rank's buffer is suitable, but another rank's is not.
+    /// - `Unsupported` if NCCL is too old.
+    /// - `Mismatch` if the ranks' buffers differ in length, or if another rank makes a different call.
     /// - `Nccl`, `Timeout`.
     ///
     /// # Safety

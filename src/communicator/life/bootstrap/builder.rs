@@ -117,7 +117,9 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for a world size of 0, and errors of the operating system.
+    /// - `InvalidArgument` for a world size of 0.
+    /// - `Config` for a world size above 1,048,576, and if variables are malformed.
+    /// - Errors of the operating system.
     #[doc(alias = "ncclCommInitAll")]
     pub fn local(world_size: usize) -> Result<Vec<Self>> {
         Self::builder().local(world_size)
@@ -135,8 +137,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The error of the first rank that failed for another reason than a lost peer. If every failed rank lost a peer,
-    /// the error of the first rank that failed. A rank that panics is reported as lost.
+    /// The error of the lowest rank that failed for a reason other than a lost peer. If every failed rank lost a peer,
+    /// the error of the lowest failed rank. A rank that panics is reported as lost.
     pub fn run_local<R: Send>(world_size: usize, program: impl Fn(&Communicator) -> Result<R> + Sync) -> Result<Vec<R>> {
         Self::builder().run_local(world_size, program)
     }
@@ -149,7 +151,8 @@ impl Builder {
         self
     }
 
-    /// Changes some settings: `change` gets the current settings. At first, these are the defaults.
+    /// Changes some settings: `change` gets the current settings. In a new builder, the current settings are the
+    /// defaults.
     ///
     /// ```
     /// # use collectives::{Communicator, Transport};

@@ -66,7 +66,7 @@ pub(in crate::communicator) enum Origin {
     /// - `recovery`: the recovery listeners of its ranks,
     /// - `world_ranks`: the numbers of its ranks in the job,
     /// - `name`: its name,
-    /// - `trace`: the log of the trace, which it shares with the older communicator.
+    /// - `trace`: the log of the trace, which the new communicator shares with the older communicator.
     Communicator { recovery: RecoveryGroup, world_ranks: Arc<[usize]>, name: String, trace: Option<Arc<TraceLog>> },
 }
 

@@ -31,7 +31,7 @@
 //!   connections to them, both sides continue. A forked child without `exec` keeps its parent's recovery listener, so a
 //!   dead parent looks alive until the others have finished waiting for it. A stopped rank that wakes after all the
 //!   others have ended finds no rank, and continues alone. So does a late rank if the ranks that left it behind are
-//!   unreachable or stopped.
+//!   stopped, or if they are unreachable and not the larger part.
 //! - Splits of a communicator share its recovery listeners. Keys contain the failed communicator's random number.
 
 mod protocol;

@@ -169,11 +169,11 @@ impl<'a, W: World> Shrinking<'a, W> {
         self.gone.contains(&rank)
     }
 
-    /// Returns the lowest rank that leads. If no lower rank leads, and this rank need not wait for any of them, returns
-    /// this rank. Returns `None` once the deadline has passed.
+    /// Returns the lowest rank that leads. Returns this rank if no lower rank leads and this rank need not wait for a
+    /// lower rank. Returns `None` once the deadline has passed.
     ///
-    /// Visiting a rank that lives but serves no store takes a while. So usually only the lowest rank is visited,
-    /// because it should lead.
+    /// A visit to a rank that lives but serves no store takes a while. The lowest rank should lead, so this rank
+    /// usually visits only the lowest rank.
     fn find_leader(&mut self) -> Option<Leader> {
         let (began, mut pause, mut given_up) = (self.deadline.elapsed(), PAUSE, None::<Duration>);
         let limit = self.deadline.limit();

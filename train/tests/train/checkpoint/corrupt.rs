@@ -224,7 +224,10 @@ fn many_names_of_one_large_head_do_not_fill_the_memory() {
         names.iter().enumerate().map(|(number, name)| format!("\"{}\":\"{name}\"", ["a", "b", "c", "d"][number])).collect();
     std::fs::write(at("model.safetensors.index.json"), format!(r#"{{"weight_map":{{{}}}}}"#, map.join(","))).unwrap();
     let (kind, words) = refusal(Checkpoint::open(folder.path()).unwrap_err());
-    assert!(kind == ErrorKind::InvalidData && words.contains("the limit for all together") && words.contains("2.safetensors"), "{words}");
+    assert!(
+        kind == ErrorKind::InvalidData && words.contains("the limit for all headers together") && words.contains("2.safetensors"),
+        "{words}"
+    );
 }
 
 #[test]
