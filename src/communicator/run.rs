@@ -60,8 +60,20 @@ impl Communicator {
 
     #[inline(always)]
     fn in_turn(&self, call: &Call, run: impl FnOnce(&mut HostBackend, &Deadline) -> Result<()>) -> Result<()> {
+        if self.core.shared.config.check_threads {
+            return self.in_checked_turn(call, run);
+        }
         let timeout = self.timeout();
+        let entered = self.core.shared.backend.with(timeout, |backend| run(backend, &Deadline::lazily(timeout)));
+        let result = entered.unwrap_or_else(|why| Err(self.no_turn(call.name(), why)));
+        result.inspect_err(|error| self.core.shared.after_failure(error))
+    }
+
+    /// Does the same as [`Communicator::in_turn`], and checks that no other thread is in a collective.
+    #[inline(never)]
+    fn in_checked_turn(&self, call: &Call, run: impl FnOnce(&mut HostBackend, &Deadline) -> Result<()>) -> Result<()> {
         let in_collective = self.in_collective(|| call.name())?;
+        let timeout = self.timeout();
         let entered = self.core.shared.backend.with(timeout, |backend| {
             // Ends before the turn passes on: the next thread is not in a collective at the same time.
             let _in_collective = in_collective;
