@@ -60,27 +60,26 @@ impl Communicator {
 
     #[inline(always)]
     fn in_turn(&self, call: &Call, run: impl FnOnce(&mut HostBackend, &Deadline) -> Result<()>) -> Result<()> {
-        if self.core.shared.config.check_threads {
-            return self.in_checked_turn(call, run);
-        }
+        if self.core.shared.config.check_threads { self.in_checked_turn(call, run) } else { self.in_unchecked_turn(call, run) }
+    }
+
+    #[inline(always)]
+    fn in_unchecked_turn(&self, call: &Call, run: impl FnOnce(&mut HostBackend, &Deadline) -> Result<()>) -> Result<()> {
         let timeout = self.timeout();
         let entered = self.core.shared.backend.with(timeout, |backend| run(backend, &Deadline::lazily(timeout)));
         let result = entered.unwrap_or_else(|why| Err(self.no_turn(call.name(), why)));
         result.inspect_err(|error| self.core.shared.after_failure(error))
     }
 
-    /// Does the same as [`Communicator::in_turn`], and checks that no other thread is in a collective.
+    /// Runs a call in its turn like [`Communicator::in_unchecked_turn`], and checks that no other thread is in a collective.
     #[inline(never)]
     fn in_checked_turn(&self, call: &Call, run: impl FnOnce(&mut HostBackend, &Deadline) -> Result<()>) -> Result<()> {
         let in_collective = self.in_collective(|| call.name())?;
-        let timeout = self.timeout();
-        let entered = self.core.shared.backend.with(timeout, |backend| {
+        self.in_unchecked_turn(call, |backend, deadline| {
             // Ends before the turn passes on: the next thread is not in a collective at the same time.
             let _in_collective = in_collective;
-            run(backend, &Deadline::lazily(timeout))
-        });
-        let result = entered.unwrap_or_else(|why| Err(self.no_turn(call.name(), why)));
-        result.inspect_err(|error| self.core.shared.after_failure(error))
+            run(backend, deadline)
+        })
     }
 
     /// Starts a call on the worker or on the device. The call owns its buffers until it has ended.

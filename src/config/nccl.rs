@@ -102,8 +102,8 @@ impl NcclLibrary {
     ///
     /// # Safety
     ///
-    /// Loading a file runs its code, and this crate then calls the functions in the file that have the names of NCCL's
-    /// functions. So the file must be an NCCL library whenever this process loads it through this value or through a
+    /// Loading the file runs its code. After that, this crate calls the functions that the file exports under NCCL's
+    /// names. So the file must be an NCCL library whenever this process loads it through this value or through a
     /// clone of this value.
     #[must_use]
     pub unsafe fn at(file: impl Into<PathBuf>) -> Self {

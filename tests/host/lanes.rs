@@ -65,6 +65,8 @@ fn lanes_may_be_asked_for_in_opposite_orders_and_are_made_once() {
                 again.set_timeout(Duration::from_secs(77));
                 assert_eq!(lane.timeout(), Duration::from_secs(77));
                 assert!(comm.timeout() != lane.timeout());
+                #[cfg(feature = "cuda")]
+                assert!(lane.why_no_device().is_some_and(|reason| reason.starts_with("a lane has none")));
             }
             assert_eq!(comm.with_timeout(Duration::from_secs(5)).lane(0).unwrap().timeout(), Duration::from_secs(5));
             comm.barrier().unwrap();

@@ -357,7 +357,7 @@ impl Communicator {
     }
 
     /// Scatters like [`scatter_into`](Self::scatter_into), in place at the root. The root passes the whole buffer, and
-    /// the root's own block stays where it is. Each of the other ranks passes a buffer for its block.
+    /// keeps its own block where it is. Every other rank passes a buffer for its block.
     ///
     /// ```
     /// # use collectives::Communicator;

@@ -120,7 +120,7 @@ impl Communicator {
         let closed = {
             #[cfg(feature = "cuda")]
             let _turn = self.device_turn("close")?;
-            // Not a collective that another thread's calls need an order with: these end before, or are refused.
+            // Without the check of threads: two threads may close at the same time, and one of them gets `Closed`.
             self.turn("close").and_then(|_turn| self.close_in_turn())
         };
         // Outside of the turn: calls that were started behind it are refused now, and their callbacks may wait for a

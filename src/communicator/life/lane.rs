@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::base::deadline::Deadline;
 use crate::call::element::TypeTag;
 use crate::communicator::Communicator;
-use crate::communicator::life::bootstrap::connect;
+use crate::communicator::life::bootstrap::{connect, measured, split_blobs};
 use crate::communicator::work::message::{INTERNAL_TAG, MessageContext};
 use crate::error::{Error, Result};
 use crate::host::exchange::Exchange;
@@ -76,6 +76,8 @@ impl Communicator {
         let lane = connect(&mut exchange, self.start_of(self.rank(), &everyone, name), &deadline)?;
         lane.barrier()?;
         lane.keep_store(self.kept_store());
+        #[cfg(feature = "cuda")]
+        let _ = lane.core.device.set(Err("a lane has none; for device memory, use Communicator::duplicate or split".to_owned()));
         Ok(lane)
     }
 }
@@ -122,45 +124,15 @@ impl Exchange for LaneExchange<'_> {
         let ranks = self.parent.world_size();
         if self.parent.rank() != 0 {
             self.send(0, mine)?;
-            let all = self.receive(0, ranks * (MAX_BLOB_BYTES + 8), deadline)?;
-            return unpack(&all, ranks).ok_or_else(|| self.malformed(0));
+            let all = self.receive(0, ranks * (MAX_BLOB_BYTES + size_of::<u32>()), deadline)?;
+            return split_blobs(&all, ranks, &self.parent.peers()[0].to_string());
         }
         let mut blobs = vec![mine.to_vec()];
         for rank in 1..ranks {
             blobs.push(self.receive(rank, MAX_BLOB_BYTES, deadline)?);
         }
-        let all = pack(&blobs);
+        let all = blobs.iter().map(|blob| measured(blob)).collect::<Vec<_>>().concat();
         (1..ranks).try_for_each(|rank| self.send(rank, &all))?;
         Ok(blobs)
-    }
-}
-
-/// Writes blobs one after the other, each after its length.
-fn pack(blobs: &[Vec<u8>]) -> Vec<u8> {
-    blobs.iter().flat_map(|blob| (blob.len() as u64).to_le_bytes().into_iter().chain(blob.iter().copied())).collect()
-}
-
-/// Reads what [`pack`] wrote. `None` if it is not this number of blobs.
-fn unpack(mut all: &[u8], count: usize) -> Option<Vec<Vec<u8>>> {
-    let mut next = || {
-        let (length, rest) = all.split_first_chunk::<8>()?;
-        let (blob, rest) = rest.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
-        all = rest;
-        Some(blob.to_vec())
-    };
-    let blobs = (0..count).map(|_| next()).collect::<Option<Vec<_>>>()?;
-    all.is_empty().then_some(blobs)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn blobs_are_read_as_they_were_written_and_nothing_else_is() {
-        let blobs = [vec![], vec![1, 2, 3], vec![0; 300]];
-        let all = pack(&blobs);
-        assert_eq!(unpack(&all, 3).as_deref(), Some(&blobs[..]));
-        assert_eq!([unpack(&all, 2), unpack(&all, 4), unpack(&all[..all.len() - 1], 3), unpack(&[255; 8], 1)], [const { None }; 4]);
     }
 }

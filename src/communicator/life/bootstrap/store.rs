@@ -16,6 +16,9 @@ use crate::host::exchange::Exchange;
 use crate::host::net::identity::host_name;
 use crate::rendezvous::{self, Missing, Store};
 
+/// The sender of blobs that were read from the store, in errors.
+const OF_STORE: &str = "the store of this job";
+
 /// The key under which contradictions are written.
 const CONFLICT: &str = "collectives/conflict";
 
@@ -187,7 +190,7 @@ impl StoreExchange {
         }
         let all = self.store.multi_get(&keys, deadline.remaining())?.concat();
         self.store.set(&self.all_key(), &all)?;
-        split_blobs(&all, self.world_size)
+        split_blobs(&all, self.world_size, OF_STORE)
     }
 
     fn blob_key(&self, rank: usize) -> String {
@@ -245,7 +248,7 @@ impl Exchange for StoreExchange {
             if !self.wait(&[&key], deadline)? {
                 return Err(self.late(deadline));
             }
-            split_blobs(&self.store.get(&key, deadline.remaining())?, self.world_size)?
+            split_blobs(&self.store.get(&key, deadline.remaining())?, self.world_size, OF_STORE)?
         };
         self.round += 1;
         Ok(blobs)
@@ -266,13 +269,13 @@ fn peer(rank: usize, said: &str) -> Peer {
 }
 
 /// Returns a blob with its length in front. The result is never empty, and a reader finds the next blob.
-fn measured(blob: &[u8]) -> Vec<u8> {
+pub(in crate::communicator) fn measured(blob: &[u8]) -> Vec<u8> {
     [&(blob.len() as u32).to_le_bytes(), blob].concat()
 }
 
-/// Splits a sequence of blobs, each preceded by its length.
-fn split_blobs(mut bytes: &[u8], expected: usize) -> Result<Vec<Vec<u8>>> {
-    let malformed = |reason: &str| Error::Protocol { with: "the store of this job".to_owned(), reason: reason.to_owned() };
+/// Splits a sequence of blobs, each preceded by its length, that came from `with`.
+pub(in crate::communicator) fn split_blobs(mut bytes: &[u8], expected: usize, with: &str) -> Result<Vec<Vec<u8>>> {
+    let malformed = |reason: &str| Error::Protocol { with: with.to_owned(), reason: reason.to_owned() };
     let mut blobs = Vec::new();
     while let Some((length, rest)) = bytes.split_first_chunk::<4>() {
         let (blob, rest) =
@@ -334,11 +337,11 @@ mod tests {
     fn blobs_survive_the_store_and_nonsense_does_not() {
         let blobs = vec![vec![1, 2], vec![], vec![3]];
         let bytes = blobs.iter().map(|blob| measured(blob)).collect::<Vec<_>>().concat();
-        assert_eq!(split_blobs(&bytes, 3).unwrap(), blobs);
-        assert!(split_blobs(&bytes, 2).is_err() && split_blobs(&bytes, 4).is_err());
+        assert_eq!(split_blobs(&bytes, 3, OF_STORE).unwrap(), blobs);
+        assert!(split_blobs(&bytes, 2, OF_STORE).is_err() && split_blobs(&bytes, 4, OF_STORE).is_err());
         for length in 0..bytes.len() {
-            assert!(split_blobs(&bytes[..length], 3).is_err());
+            assert!(split_blobs(&bytes[..length], 3, OF_STORE).is_err());
         }
-        assert!(split_blobs(&[0xff; 12], 3).is_err());
+        assert!(split_blobs(&[0xff; 12], 3, OF_STORE).is_err());
     }
 }
