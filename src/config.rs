@@ -1,6 +1,8 @@
 //! The settings of a communicator, and the only place where the environment is read.
 
 #[cfg(feature = "cuda")]
+pub(crate) mod device_environment;
+#[cfg(feature = "cuda")]
 pub(crate) mod nccl;
 mod variable_names;
 
@@ -515,38 +517,10 @@ fn switch(read: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<bool> {
     }
 }
 
-/// The variables of NCCL that this crate has to know too.
+/// Returns the variables of NCCL and of the CUDA driver as they are now.
 #[cfg(feature = "cuda")]
-pub(crate) struct NcclEnvironment {
-    /// `NCCL_MULTI_RANK_GPU_ENABLE`: several ranks may be on one device.
-    pub(crate) multi_rank_gpu: bool,
-    /// `NCCL_HOSTID`: the identity by which NCCL decides which ranks share a host.
-    pub(crate) host_id: Option<String>,
-    /// A variable and its value that override how dependent communicators are made (`device/comm/`).
-    pub(crate) overrides: Option<String>,
-}
-
-#[cfg(feature = "cuda")]
-impl NcclEnvironment {
-    /// Reads the variables of this process as they are now.
-    pub(crate) fn read() -> Self {
-        let multi_rank_gpu = environment("NCCL_MULTI_RANK_GPU_ENABLE").is_some_and(|value| value.trim() == "1");
-        let overrides = overrides(&environment);
-        Self { multi_rank_gpu, host_id: environment("NCCL_HOSTID"), overrides }
-    }
-}
-
-/// Returns the first variable, with its value, that changes how dependent communicators are made. NCCL reads more texts
-/// as numbers than Rust does (`off` as 0, `0x1` as 1), so every text counts except the one that changes nothing.
-#[cfg(feature = "cuda")]
-fn overrides(read: &dyn Fn(&str) -> Option<String>) -> Option<String> {
-    // Each variable with the value that every communicator is configured with anyway.
-    let meant =
-        [("NCCL_COMM_BLOCKING", "-2147483648"), ("NCCL_COMM_SPLIT_SHARE_RESOURCES", "1"), ("NCCL_COMM_SHRINK_SHARE_RESOURCES", "0")];
-    meant.into_iter().find_map(|(name, meant)| {
-        let value = read(name).filter(|value| !value.is_empty() && value != meant)?;
-        Some(format!("{name}={value}"))
-    })
+pub(crate) fn device_environment() -> device_environment::DeviceEnvironment {
+    device_environment::DeviceEnvironment::of(&environment)
 }
 
 /// Returns the library of a tool that collects NVTX ranges. Such tools set this variable for the processes that they
@@ -633,22 +607,6 @@ mod tests {
         let config = set.with_variables(&read(&variables)).unwrap();
         assert_eq!((config.transport, config.timeout), (Transport::Shm, Duration::from_secs(3)));
         assert_eq!(config.algorithms.to_string(), "direct:0-");
-    }
-
-    #[cfg(feature = "cuda")]
-    #[test]
-    fn what_nccl_may_read_as_another_number_is_an_override() {
-        for (name, meant) in
-            [("NCCL_COMM_BLOCKING", "-2147483648"), ("NCCL_COMM_SPLIT_SHARE_RESOURCES", "1"), ("NCCL_COMM_SHRINK_SHARE_RESOURCES", "0")]
-        {
-            assert_eq!(overrides(&read(&[(name, meant)])), None);
-            assert_eq!(overrides(&read(&[(name, "")])), None);
-            for value in ["false", "off", "0x0", "0x1", "2", "-1", " 1", "1 # x", "-2"] {
-                assert_eq!(overrides(&read(&[(name, value)])), Some(format!("{name}={value}")));
-            }
-        }
-        assert_eq!(overrides(&read(&[("NCCL_COMM_SPLIT_SHARE_RESOURCES", "0")])), Some("NCCL_COMM_SPLIT_SHARE_RESOURCES=0".to_owned()));
-        assert_eq!(overrides(&read(&[])), None);
     }
 
     #[test]

@@ -46,13 +46,14 @@ pub(crate) fn list_peers(peers: &[Peer]) -> String {
     }
 }
 
-/// Lists in words which peers are missing and which have arrived. Empty if the wait was not for ranks.
+/// Lists in words which peers are missing and which have arrived. Leaves out an empty list: devices do not say who has
+/// arrived.
 fn list_arrivals(missing: &[Peer], arrived: &[Peer]) -> String {
     let mut words = String::new();
     if !missing.is_empty() {
         words.push_str(&format!("; still missing: {}", list_peers(missing)));
     }
-    if !(missing.is_empty() && arrived.is_empty()) {
+    if !arrived.is_empty() {
         words.push_str(&format!("; arrived: {}", list_peers(arrived)));
     }
     words

@@ -133,6 +133,9 @@ pub mod store {
 pub mod __private {
     pub use core;
 
+    #[cfg(feature = "cuda")]
+    pub use crate::device::milliseconds_between;
+
     /// For the workspace's programs: opening files without blocking, and reading them up to a limit.
     pub mod regular_file {
         pub use crate::base::regular_file::{create, open, read};

@@ -22,6 +22,7 @@ mod kernels;
 use std::error::Error;
 use std::sync::Arc;
 
+use collectives::__private::milliseconds_between;
 use collectives::{Communicator, DeviceChoice};
 use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUevent_flags;
@@ -115,7 +116,7 @@ fn timed(stream: &Arc<CudaStream>, rounds: usize, mut queue: impl FnMut() -> Out
     let mut round = || -> Outcome<f64> {
         let began = mark()?;
         queue()?;
-        Ok(f64::from(began.elapsed_ms(&mark()?)?) * 1e3)
+        Ok(f64::from(milliseconds_between(&began, &mark()?)?) * 1e3)
     };
     round()?;
     Ok(median((0..rounds).map(|_| round()).collect::<Outcome<_>>()?))

@@ -27,7 +27,48 @@ pub(crate) fn open(path: &Path) -> Library {
 
 pub(crate) fn cuda() -> &'static Library {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
-    LIBRARY.get_or_init(|| open(&path(CUDA)))
+    LIBRARY.get_or_init(|| open(&cuda_path()))
+}
+
+/// The functions of the simulated driver that drivers of CUDA 12.0 lack.
+const SINCE_12_0: [&str; 7] = [
+    "cuCtxCreate_v4",
+    "cuCtxSetFlags",
+    "cuEventElapsedTime_v2",
+    "cuGraphAddDependencies_v2",
+    "cuStreamGetCaptureInfo_v3",
+    "cuStreamGetDevice",
+    "cuStreamUpdateCaptureDependencies_v2",
+];
+
+/// Returns the path of the driver. With `SIMGPU_DRIVER=12.0` it is a copy that lacks what CUDA 12.0 did not have yet.
+fn cuda_path() -> PathBuf {
+    let newest = path(CUDA);
+    match std::env::var("SIMGPU_DRIVER").as_deref() {
+        Err(_) => newest,
+        Ok("12.0") => {
+            static COPY: OnceLock<PathBuf> = OnceLock::new();
+            COPY.get_or_init(|| without(&newest, &SINCE_12_0)).clone()
+        }
+        Ok(other) => panic!("SIMGPU_DRIVER is {other:?}: it must be 12.0 or not set"),
+    }
+}
+
+/// Makes a copy of a library in which these names lead nowhere: each gets another first letter in the table of names.
+fn without(library: &Path, names: &[&str]) -> PathBuf {
+    let mut bytes = std::fs::read(library).unwrap_or_else(|error| panic!("reading {}: {error}", library.display()));
+    for name in names {
+        let entry = [b"\0", name.as_bytes(), b"\0"].concat();
+        let places: Vec<usize> = bytes.windows(entry.len()).enumerate().filter(|(_, part)| *part == entry).map(|(at, _)| at).collect();
+        assert!(!places.is_empty(), "{} has no {name}", library.display());
+        places.into_iter().for_each(|at| bytes[at + 1] = b'_');
+    }
+    let copy = library.with_file_name(format!("libfakecuda-12.0-{}.so", std::process::id()));
+    std::fs::write(&copy, bytes).unwrap_or_else(|error| panic!("writing {}: {error}", copy.display()));
+    let place = library.with_file_name("libfakecuda-12.0.so");
+    // Another process may have made the same copy.
+    std::fs::rename(&copy, &place).unwrap_or_else(|error| panic!("writing {}: {error}", place.display()));
+    place
 }
 
 /// Installs the simulated driver and the simulated NCCL for this process, or the real NCCL that the environment names
@@ -93,7 +134,7 @@ pub fn management() -> &'static Library {
 ///
 /// If the libraries were not built.
 pub fn preload_runtime(release: u32) -> OsString {
-    let mut paths = path(CUDA).into_os_string();
+    let mut paths = cuda_path().into_os_string();
     for library in [runtime_path(release), path(MANAGEMENT)] {
         paths.push(":");
         paths.push(library);
@@ -110,7 +151,7 @@ pub fn environment() -> Vec<(&'static str, OsString)> {
     if let Some(real) = crate::real::nccl() {
         return real.environment();
     }
-    let mut paths = path(CUDA).into_os_string();
+    let mut paths = cuda_path().into_os_string();
     paths.push(":");
     paths.push(path(NCCL));
     vec![("LD_PRELOAD", paths)]

@@ -287,6 +287,25 @@ pub(crate) fn capture_of(stream: &CudaStream) -> Result<Option<(u64, sys::CUgrap
     Ok((status == CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE).then_some((number, graph)))
 }
 
+/// Returns the milliseconds between two events with times, after waiting for both.
+///
+/// # Errors
+///
+/// The errors of the driver.
+pub fn milliseconds_between(from: &CudaEvent, to: &CudaEvent) -> Result<f32, DriverError> {
+    type Function = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
+    from.synchronize()?;
+    to.synchronize()?;
+    // cudarc calls a newer function, which drivers have from 12.8 on, and panics without it.
+    // SAFETY: the type is that of the driver's documentation for this name.
+    let function = opened().and_then(|(library, _)| unsafe { library.get::<Function>("cuEventElapsedTime") }.ok());
+    let function = function.ok_or(DriverError(sys::CUresult::CUDA_ERROR_NOT_FOUND))?;
+    let mut milliseconds = 0.0;
+    // SAFETY: both events are alive, for we hold references to them; the answer goes to our variable.
+    unsafe { function(&mut milliseconds, from.cu_event(), to.cu_event()) }.result()?;
+    Ok(milliseconds)
+}
+
 /// Whether this is CUDA's name for "the calling thread's own stream". It differs on each thread, and no other thread
 /// can query it.
 pub(crate) fn is_per_thread(stream: &CudaStream) -> bool {

@@ -9,7 +9,7 @@ use cudarc::driver::{CudaContext, CudaStream};
 use nccl_sys::ncclUniqueId;
 
 use super::arguments::Arguments;
-use super::backend::{DeviceBackend, Options};
+use super::backend::{CommonDevice, DeviceBackend, Options};
 use super::comm::{self, NcclComm, Setup};
 use super::driver::{self, Gpu};
 use super::memory::{NcclBuffer, Registrable, Registration};
@@ -215,14 +215,13 @@ impl NcclCommunicator {
             liveness_probe: None,
             end_notice: None,
         })?;
-        let capability = gpu.capability;
-        Self::around(gpu, comm, config, capability, false)
+        let common = CommonDevice::of(&gpu);
+        Self::around(gpu, comm, config, common)
     }
 
-    /// Wraps an NCCL communicator. All ranks must pass the same `least_capability` and `has_switch`; otherwise they
-    /// choose different algorithms.
-    pub(crate) fn around(gpu: Gpu, comm: NcclComm, config: &Config, least_capability: (i32, i32), has_switch: bool) -> Result<Self> {
-        let options = Options::of(config, least_capability, has_switch);
+    /// Wraps an NCCL communicator. If the ranks pass different properties, they choose different algorithms.
+    pub(crate) fn around(gpu: Gpu, comm: NcclComm, config: &Config, common: CommonDevice) -> Result<Self> {
+        let options = Options::of(config, common);
         comm.inner().warn_after(config.stall_warning);
         Ok(Self(Arc::new(Inner { backend: DeviceBackend::new(gpu, comm, &options)?, config: config.clone() })))
     }
@@ -230,7 +229,7 @@ impl NcclCommunicator {
     /// Wraps a communicator made of ranks of this one.
     pub(crate) fn descendant(&self, comm: NcclComm) -> Result<Self> {
         let backend = &self.0.backend;
-        Self::around(backend.gpu().clone(), comm, &self.0.config, backend.least_capability(), backend.has_switch())
+        Self::around(backend.gpu().clone(), comm, &self.0.config, backend.common().clone())
     }
 
     /// Returns a deadline that begins now, with the timeout of the settings.

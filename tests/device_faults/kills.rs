@@ -18,11 +18,9 @@ use super::common::ranks::is_rank_of;
 use super::gpu::{DeviceMemory, be_strict, builder, can_steer_nccl, unchecked};
 use super::processes::Ranks;
 
-/// The time for survivors to notice a death, on a loaded machine. Calls have the timeout [`LIMIT`], so it is not
-/// noticed by a deadline.
-const NOTICED: Duration = Duration::from_secs(8);
-/// The timeout of a call.
-const LIMIT: Duration = Duration::from_secs(30);
+/// The timeout of a call. Survivors that hear of a death sooner have not noticed it by a deadline, however busy the
+/// machine is.
+const LIMIT: Duration = Duration::from_secs(60);
 /// The timeout of a start, for ranks that never come.
 const START: Duration = Duration::from_secs(10);
 
@@ -213,7 +211,7 @@ fn job(name: &str, moment: Moment, world_size: usize, random: &mut Random, seed:
     ranks.children.iter_mut().for_each(|child| drop(child.stdin.take()));
     let left: Vec<usize> = (0..world_size).filter(|rank| *rank != victim).collect();
     for rank in &left {
-        let lines = ranks.last_words(*rank, NOTICED + START).unwrap_or_else(|error| panic!("{said}: {error}"));
+        let lines = ranks.last_words(*rank, LIMIT + START).unwrap_or_else(|error| panic!("{said}: {error}"));
         let last = lines.last().map_or("nothing", String::as_str);
         let is_good = match moment {
             Moment::Init => last.starts_with("unborn") || last == format!("shrunk {left:?}"),
@@ -223,7 +221,6 @@ fn job(name: &str, moment: Moment, world_size: usize, random: &mut Random, seed:
         assert!(is_good, "{said}: rank {rank} ended with {last:?}");
     }
     println!("  over after {:?}", killed.elapsed());
-    assert!(moment == Moment::Init || killed.elapsed() < NOTICED * 2, "{said}: {:?}", killed.elapsed());
 }
 
 /// Runs jobs of several sizes with a death at one moment.
@@ -360,10 +357,10 @@ fn killed_inside_each_call() {
         for _ in 0..(world_size - 1) * CALLS.len() {
             let (rank, line) = ranks.next("a call has ended");
             assert!(line.starts_with("lost ") || line == "shrunk", "rank {rank}: {line}");
-            assert!(killed.elapsed() < NOTICED, "strict: {strict}, rank {rank}: {line} after {:?}", killed.elapsed());
+            assert!(killed.elapsed() < LIMIT, "strict: {strict}, rank {rank}: {line} after {:?}", killed.elapsed());
         }
         for rank in [0, 2] {
-            ranks.last_words(rank, NOTICED).unwrap();
+            ranks.last_words(rank, LIMIT).unwrap();
         }
     }
 }

@@ -12,6 +12,7 @@ mod gpu;
 mod processes;
 
 mod arguments;
+mod drivers;
 mod endings;
 mod forks;
 mod graphs;

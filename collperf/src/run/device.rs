@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use collectives::{
+    __private::milliseconds_between,
     Communicator, Device, Error, Result,
     interop::RawDeviceSlice,
     nccl::{NcclBuffer, Registration, Window},
@@ -152,7 +153,7 @@ impl Backend for OnDevice<'_> {
     }
 
     fn between(&self, from: &CudaEvent, to: &CudaEvent) -> Result<f64> {
-        let milliseconds = from.elapsed_ms(to).map_err(|error| cuda("reading a time between events", error))?;
+        let milliseconds = milliseconds_between(from, to).map_err(|error| cuda("reading a time between events", error))?;
         Ok(f64::from(milliseconds) * 1e3)
     }
 

@@ -12,8 +12,8 @@ use crate::base::tuning::bootstrap::RANKS_PER_ROOT;
 use crate::base::tuning::device::AGREEMENT_WAIT;
 use crate::communicator::Communicator;
 use crate::communicator::work::message::INTERNAL_TAG;
-use crate::config::NcclEnvironment;
-use crate::device::{self, Gpu, NcclComm, NcclCommunicator, Setup};
+use crate::config::device_environment;
+use crate::device::{self, CommonDevice, FamilySet, Gpu, NcclComm, NcclCommunicator, Setup};
 use crate::error::{Error, Peer, Result};
 use crate::host::exchange::Exchange;
 
@@ -54,6 +54,9 @@ pub(in crate::communicator) struct DeviceRequest {
 /// The first NCCL that allows several ranks on one device.
 const SHARED_DEVICES: Version = Version::new(2, 30, 3);
 
+/// The most characters of the driver's reason for refusing kernels that a rank sends to the others.
+const LONGEST_REFUSAL: usize = 512;
+
 /// The facts that a rank sends to the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct DeviceFacts {
@@ -69,9 +72,13 @@ struct DeviceFacts {
     may_share: bool,
     /// Whether the NVLink switch can add for this device.
     has_multicast: bool,
+    /// The families of this crate's kernels that the driver has loaded.
+    families: FamilySet,
     pci: String,
     /// The identity by which NCCL takes ranks to share a host; empty if none is set.
     host_id: String,
+    /// Why the driver has refused a family; empty if it has refused none.
+    refusal: String,
 }
 
 impl DeviceFacts {
@@ -79,15 +86,17 @@ impl DeviceFacts {
     fn to_bytes(said: &OrReason<Self>) -> Vec<u8> {
         match said {
             Err(reason) => [&[0], reason.as_bytes()].concat(),
-            Ok(Self { uuid, version, capability: (major, minor), ordinal, scratch_bytes, may_share, has_multicast, pci, host_id }) => {
+            Ok(facts) => {
+                let (major, minor) = facts.capability;
                 let numbers = [
-                    &version.to_le_bytes()[..],
-                    &ordinal.to_le_bytes(),
-                    &scratch_bytes.to_le_bytes(),
-                    &[*major, *minor, u8::from(*may_share), u8::from(*has_multicast)],
+                    &facts.version.to_le_bytes()[..],
+                    &facts.ordinal.to_le_bytes(),
+                    &facts.scratch_bytes.to_le_bytes(),
+                    &[major, minor, u8::from(facts.may_share), u8::from(facts.has_multicast), facts.families.bits()],
                 ]
                 .concat();
-                [&[1][..], uuid, &numbers, pci.as_bytes(), b"\n", host_id.as_bytes()].concat()
+                let texts = [&*facts.pci, &facts.host_id, &facts.refusal].join("\n");
+                [&[1][..], &facts.uuid, &numbers, texts.as_bytes()].concat()
             }
         }
     }
@@ -106,8 +115,10 @@ impl DeviceFacts {
         let (version, rest) = rest.split_first_chunk()?;
         let (ordinal, rest) = rest.split_first_chunk()?;
         let (scratch_bytes, rest) = rest.split_first_chunk()?;
-        let ([major, minor, may_share, has_multicast], rest) = rest.split_first_chunk()?;
-        let (pci, host_id) = std::str::from_utf8(rest).ok()?.split_once('\n')?;
+        let ([major, minor, may_share, has_multicast, families], rest) = rest.split_first_chunk()?;
+        // The last text may have several lines.
+        let (pci, rest) = std::str::from_utf8(rest).ok()?.split_once('\n')?;
+        let (host_id, refusal) = rest.split_once('\n')?;
         Some(Self {
             uuid: *uuid,
             version: i32::from_le_bytes(*version),
@@ -116,8 +127,10 @@ impl DeviceFacts {
             scratch_bytes: u64::from_le_bytes(*scratch_bytes),
             may_share: *may_share != 0,
             has_multicast: *has_multicast != 0,
+            families: FamilySet::from_bits(*families),
             pci: pci.to_owned(),
             host_id: host_id.to_owned(),
+            refusal: refusal.to_owned(),
         })
     }
 }
@@ -138,6 +151,24 @@ fn objection(all: &[DeviceFacts], peers: &[Peer]) -> Option<String> {
             let reason = format!("{} and {} are both on GPU {}", peers[other], peers[rank], facts.pci);
             return Some(format!(
                 "{reason}: give each rank its own GPU, or use NCCL {SHARED_DEVICES} or later and set NCCL_MULTI_RANK_GPU_ENABLE=1 for all ranks"
+            ));
+        }
+    }
+    parts_of_one(all, peers)
+}
+
+/// Refuses ranks on two parts of one GPU (MIG) if NCCL takes them for one device, because it compares PCI addresses.
+fn parts_of_one(all: &[DeviceFacts], peers: &[Peer]) -> Option<String> {
+    if all.first().is_none_or(|facts| Version::from_code(facts.version) >= SHARED_DEVICES) {
+        return None;
+    }
+    let mut seen = BTreeMap::new();
+    for (rank, facts) in all.iter().enumerate() {
+        if let Some(other) = seen.insert((&peers[rank].host, &facts.host_id, &facts.pci), rank) {
+            return Some(format!(
+                "{} and {} are on parts of one GPU, {}, which NCCL before {SHARED_DEVICES} takes for one device: give each rank a whole GPU, \
+                 or use a newer NCCL",
+                peers[other], peers[rank], facts.pci
             ));
         }
     }
@@ -166,6 +197,15 @@ fn on_one_switch(all: &[DeviceFacts], peers: &[Peer]) -> bool {
     peers.iter().zip(all).all(|both| both.1.has_multicast && Some(host(both)) == first)
 }
 
+/// Returns the properties that the devices of all ranks share.
+fn common(all: &[DeviceFacts], peers: &[Peer]) -> CommonDevice {
+    let least_capability = all.iter().map(|facts| facts.capability).min().map_or((0, 0), |(major, minor)| (major.into(), minor.into()));
+    let families = all.iter().fold(FamilySet::ALL, |families, facts| families.and(facts.families));
+    let refusal = peers.iter().zip(all).find(|(_, facts)| !facts.refusal.is_empty());
+    let refusal = refusal.map(|(peer, facts)| format!("{peer}: {}", facts.refusal));
+    CommonDevice { least_capability, has_switch: on_one_switch(all, peers), families, refusal }
+}
+
 /// A value, or why there is none. The ranks agree on this result, and a reason is not an error of the host backend.
 type OrReason<T> = std::result::Result<T, String>;
 
@@ -173,11 +213,23 @@ type OrReason<T> = std::result::Result<T, String>;
 /// never received.
 pub(super) const NO_START_TAG: u64 = INTERNAL_TAG | 1 << 61 | 1 << 60;
 
+/// What a rank's failure to start says about the cause. If several ranks fail, the first of these counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Cause {
+    /// The rank itself could not start.
+    Own,
+    /// Another rank was lost while this one talked to it.
+    Lost,
+    /// Another rank did not come in time.
+    Late,
+    /// Another rank has reported its own failure.
+    Told,
+}
+
 /// Why a rank has not started.
 #[derive(Debug, PartialEq, Eq)]
 struct NoStart {
-    /// Whether another rank's failure may be the cause: no rank joined, or one left.
-    follows: bool,
+    cause: Cause,
     reason: String,
 }
 
@@ -186,28 +238,30 @@ type StartedOrNot<T> = std::result::Result<T, NoStart>;
 impl NoStart {
     /// Makes a reason that this rank itself caused.
     fn own(reason: String) -> Self {
-        Self { follows: false, reason }
+        Self { cause: Cause::Own, reason }
     }
 
     fn of(error: &Error) -> Self {
         const REMOTE: u32 = nccl_sys::ncclResult_t::ncclRemoteError.0;
-        let follows = match error {
-            Error::Timeout { .. } | Error::Aborted { .. } | Error::PeerLost { .. } => true,
-            Error::Nccl { code, .. } => *code == REMOTE,
-            _ => false,
+        let cause = match error {
+            Error::Aborted { .. } => Cause::Told,
+            Error::Timeout { .. } => Cause::Late,
+            Error::PeerLost { .. } => Cause::Lost,
+            Error::Nccl { code, .. } if *code == REMOTE => Cause::Lost,
+            _ => Cause::Own,
         };
-        Self { follows, reason: error.to_string() }
+        Self { cause, reason: error.to_string() }
     }
 
     fn to_bytes(&self) -> Vec<u8> {
-        [&[u8::from(self.follows)][..], self.reason.as_bytes()].concat()
+        [&[self.cause as u8][..], self.reason.as_bytes()].concat()
     }
 }
 
 /// Returns the rank that made all others fail, and its reason. Each rank has sent nothing, or the reason why it has not
 /// started.
 fn first_reason(said: &[Vec<u8>]) -> Option<(usize, String)> {
-    let reasons = said.iter().enumerate().filter_map(|(rank, said)| said.split_first().map(|(follows, reason)| (*follows, rank, reason)));
+    let reasons = said.iter().enumerate().filter_map(|(rank, said)| said.split_first().map(|(cause, reason)| (*cause, rank, reason)));
     reasons.min().map(|(_, rank, reason)| (rank, String::from_utf8_lossy(reason).into_owned()))
 }
 
@@ -215,6 +269,7 @@ fn first_reason(said: &[Vec<u8>]) -> Option<(usize, String)> {
 struct Found {
     gpu: Gpu,
     library: &'static nccl_sys::Library,
+    own: CommonDevice,
 }
 
 impl Communicator {
@@ -264,13 +319,14 @@ impl Communicator {
         if let Some(secret) = self.config().secret.as_ref().filter(|_| self.config().encrypt) {
             device::encrypt(library, secret)?;
         }
-        Ok(Found { gpu, library })
+        let own = CommonDevice::of(&gpu);
+        Ok(Found { gpu, library, own })
     }
 
     /// Returns what this rank sends to the others.
     fn device_facts(&self, found: &OrReason<Found>) -> OrReason<DeviceFacts> {
-        let environment = NcclEnvironment::read();
-        found.as_ref().map_err(String::clone).map(|Found { gpu, library }| DeviceFacts {
+        let environment = device_environment();
+        found.as_ref().map_err(String::clone).map(|Found { gpu, library, own }| DeviceFacts {
             uuid: gpu.uuid,
             version: library.version().code(),
             capability: (gpu.capability.0 as u8, gpu.capability.1 as u8),
@@ -278,8 +334,10 @@ impl Communicator {
             scratch_bytes: self.config().device_scratch_bytes as u64,
             may_share: environment.multi_rank_gpu,
             has_multicast: device::has_multicast(gpu),
+            families: own.families,
             pci: gpu.pci.clone(),
             host_id: environment.host_id.unwrap_or_default(),
+            refusal: own.refusal.clone().unwrap_or_default().chars().take(LONGEST_REFUSAL).collect(),
         })
     }
 
@@ -292,7 +350,6 @@ impl Communicator {
         };
         let mut config = self.config().clone();
         config.device_scratch_bytes = facts.iter().map(|facts| facts.scratch_bytes).min().map_or(0, |bytes| bytes as usize);
-        let least = facts.iter().map(|facts| facts.capability).min().map_or((0, 0), |(major, minor)| (major.into(), minor.into()));
         let Ok(found) = found else { return Ok(Err("this rank has no device".to_owned())) };
         let shared = device::share_pool(&found.gpu, &self.neighbours(&facts));
         let shared =
@@ -311,7 +368,7 @@ impl Communicator {
                     liveness_probe: Some(&self.liveness_probe()),
                     end_notice: end_notice.as_ref(),
                 };
-                let around = |comm| NcclCommunicator::around(found.gpu.clone(), comm, &config, least, on_one_switch(&facts, self.peers()));
+                let around = |comm| NcclCommunicator::around(found.gpu.clone(), comm, &config, common(&facts, self.peers()));
                 self.tell_failure(NcclComm::create(setup).and_then(around), deadline)
             }
             Err(reason) => Err(NoStart::own(reason)),
@@ -335,7 +392,26 @@ impl Communicator {
                 let _ = self.post_internal_send(other, NO_START_TAG, vec![1], limit);
             }
         }
-        Err(NoStart::of(&error))
+        let mut failed = NoStart::of(&error);
+        if failed.cause != Cause::Own {
+            failed.reason.push_str(&self.network_advice().unwrap_or_default());
+        }
+        Err(failed)
+    }
+
+    /// Returns advice for ranks of several hosts that have waited for each other: NCCL may have chosen a network
+    /// interface that other hosts cannot reach.
+    fn network_advice(&self) -> Option<String> {
+        let own = &self.peers()[self.rank()].host;
+        if self.peers().iter().all(|peer| peer.host == *own) || device_environment().chooses_interface {
+            return None;
+        }
+        let listener = self.with_backend(|backend| backend.recovery_listeners().get(self.rank()).copied().flatten()).ok().flatten();
+        let reached = listener.map_or_else(String::new, |address| format!("; the host backend uses the one that has {}", address.ip()));
+        Some(format!(
+            ". NCCL chooses a network interface by itself: if the other hosts cannot reach that one, name another in NCCL_SOCKET_IFNAME on \
+             every rank{reached}"
+        ))
     }
 
     /// Returns the devices of the other ranks that are threads of this process.
@@ -455,6 +531,8 @@ mod tests {
             has_multicast: true,
             pci: format!("0000:{device:02x}:00.0"),
             host_id: String::new(),
+            families: FamilySet::ALL,
+            refusal: String::new(),
         }
     }
 
@@ -466,7 +544,9 @@ mod tests {
 
     #[test]
     fn what_is_said_survives_the_wire() {
-        for said in [Ok(DeviceFacts { may_share: true, host_id: "a".to_owned(), ..facts(3) }), Err("no driver".to_owned())] {
+        let refused = DeviceFacts { families: FamilySet::SUM, refusal: "error 221\nno compiler".to_owned(), ..facts(4) };
+        let willing = DeviceFacts { may_share: true, host_id: "a".to_owned(), ..facts(3) };
+        for said in [Ok(willing), Ok(refused), Err("no driver".to_owned())] {
             assert_eq!(DeviceFacts::from_bytes(&DeviceFacts::to_bytes(&said)), said);
         }
         for nonsense in [&[][..], &[1], &[2, 3], &[1; 20]] {
@@ -504,7 +584,20 @@ mod tests {
         assert_eq!(said(&[None, None]), None);
         let (second, third) = (own("allocating"), own("making a stream"));
         assert_eq!(said(&[Some(&late), Some(&told), Some(&second), Some(&lost), Some(&third)]), Some((2, second.to_string())));
-        assert_eq!(said(&[None, Some(&late), Some(&lost)]), Some((1, late.to_string())));
+        // A rank that only heard of the failure knows no cause.
+        assert_eq!(said(&[Some(&told), Some(&lost)]), Some((1, lost.to_string())));
+        assert_eq!(said(&[None, Some(&late), Some(&lost)]), Some((2, lost.to_string())));
+        assert_eq!(said(&[Some(&told), Some(&late)]), Some((1, late.to_string())));
+    }
+
+    #[test]
+    fn kernels_that_one_rank_lacks_are_missing_for_all() {
+        let peers: Vec<Peer> = (0..3).map(Peer::unknown).collect();
+        let refused = DeviceFacts { families: FamilySet::ALL.without(FamilySet::BITS), refusal: "no compiler".to_owned(), ..facts(1) };
+        let other = DeviceFacts { families: FamilySet::ALL.without(FamilySet::SUM), refusal: "too old".to_owned(), ..facts(2) };
+        let common = common(&[facts(0), refused, other], &peers);
+        assert_eq!(common.families, FamilySet::ALL.without(FamilySet::BITS.or(FamilySet::SUM)));
+        assert_eq!(common.refusal.as_deref(), Some("rank 1: no compiler"));
     }
 
     #[test]
@@ -515,6 +608,20 @@ mod tests {
         let old = DeviceFacts { version: 22809, ..willing };
         assert!(judge(&[Ok(old.clone()), Ok(old.clone())]).is_some());
         assert_eq!(judge(&[Ok(old.clone()), Ok(DeviceFacts { host_id: "b".to_owned(), ..old })]), None);
+    }
+
+    #[test]
+    fn parts_of_one_gpu_need_an_nccl_that_tells_them_apart() {
+        let part = |uuid: u8, version| DeviceFacts { uuid: [uuid; 16], version, ..facts(0) };
+        assert_eq!(judge(&[Ok(part(1, 23003)), Ok(part(2, 23003))]), None);
+        let refused = judge(
+            &[Ok(part(1, 22907)), Ok(facts(5)), Ok(part(2, 22907))].map(|said| said.map(|facts| DeviceFacts { version: 22907, ..facts })),
+        );
+        let refused = refused.unwrap();
+        assert!(refused.contains("rank 0 and rank 2 are on parts of one GPU, 0000:00:00.0"), "{refused}");
+        // Two hosts may use the same addresses.
+        let elsewhere = DeviceFacts { host_id: "b".to_owned(), ..part(2, 22907) };
+        assert_eq!(judge(&[Ok(part(1, 22907)), Ok(elsewhere)]), None);
     }
 
     #[test]

@@ -124,7 +124,7 @@ impl DeviceBackend {
         terms[..8].copy_from_slice(&(self.scratch.most() as u64).to_le_bytes());
         terms[8..12].copy_from_slice(&self.capabilities.nccl.code().to_le_bytes());
         terms[12..14].copy_from_slice(&[capability.0 as u8, capability.1 as u8]);
-        let switches = [library.all_to_all, library.gather, library.scatter, self.capabilities.reproducible, self.has_switch()];
+        let switches = [library.all_to_all, library.gather, library.scatter, self.capabilities.reproducible, self.common.has_switch];
         terms[14] = switches.into_iter().rev().fold(0, |bits, switch| bits << 1 | u8::from(switch));
         terms
     }

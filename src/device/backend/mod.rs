@@ -24,7 +24,7 @@ use self::kept_plan::KeptPlan;
 use super::comm::NcclComm;
 use super::custom_kernels::CustomKernels;
 use super::driver::{self, Gpu, cuda_error};
-use super::kernels::Kernels;
+use super::kernels::{FamilySet, Kernels, family_of};
 use super::plan::{self, Capabilities, DeviceAlgorithm, Folding, Job, Library, Message, Plan, Ranks, Reduction, Step, fold};
 use crate::base::deadline::Deadline;
 use crate::base::event;
@@ -49,24 +49,43 @@ pub(crate) type Words = [u8; WORDS_BYTES];
 /// The least compute capability of devices for which the NVLink switch adds.
 const SWITCH_CAPABILITY: (i32, i32) = (9, 0);
 
+/// The properties that the devices of all ranks share.
+#[derive(Debug, Clone)]
+pub(crate) struct CommonDevice {
+    /// The least compute capability.
+    pub(crate) least_capability: (i32, i32),
+    /// Whether NCCL may add in the NVLink switch, as far as all ranks know.
+    pub(crate) has_switch: bool,
+    /// The families of kernels that every device has loaded.
+    pub(crate) families: FamilySet,
+    /// Why another family is missing, if one is.
+    pub(crate) refusal: Option<String>,
+}
+
+impl CommonDevice {
+    /// Returns the properties of one device.
+    pub(crate) fn of(gpu: &Gpu) -> Self {
+        let kernels = Kernels::on(gpu);
+        let refusal = kernels.refusal().map(ToString::to_string);
+        Self { least_capability: gpu.capability, has_switch: false, families: kernels.families(), refusal }
+    }
+}
+
 /// The settings of a backend. They are the same on every rank, so that all ranks make the same choices.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Options {
     /// Whether floats are always folded in rank order.
     pub(crate) reproducible: bool,
     /// How much device memory the backend may use for folds and exchanges in place, in bytes. More makes slabs larger.
     pub(crate) scratch_bytes: usize,
-    /// The least compute capability among the devices of all ranks.
-    pub(crate) least_capability: (i32, i32),
-    /// Whether NCCL may add in the NVLink switch, as far as all ranks know.
-    pub(crate) has_switch: bool,
+    pub(crate) common: CommonDevice,
 }
 
 impl Options {
     /// Returns the options that follow from a communicator's settings.
-    pub(crate) fn of(config: &Config, least_capability: (i32, i32), has_switch: bool) -> Self {
+    pub(crate) fn of(config: &Config, common: CommonDevice) -> Self {
         let Config { reproducible, device_scratch_bytes: scratch_bytes, .. } = *config;
-        Self { reproducible, scratch_bytes, least_capability, has_switch }
+        Self { reproducible, scratch_bytes, common }
     }
 }
 
@@ -88,6 +107,7 @@ pub(crate) struct DeviceBackend {
     kernels: Arc<Kernels>,
     custom_kernels: Mutex<CustomKernels>,
     capabilities: Capabilities,
+    common: CommonDevice,
     library: Library,
     ranks: Ranks,
     scratch: ScratchMemory,
@@ -154,7 +174,7 @@ impl DeviceBackend {
     ///
     /// # Errors
     ///
-    /// `Cuda` if the driver refuses a stream, memory or our kernels.
+    /// `Cuda` if the driver refuses a stream or memory.
     pub(crate) fn new(gpu: Gpu, comm: NcclComm, options: &Options) -> Result<Self> {
         let doing = |what: &str| format!("making {what} on device {}", gpu.ordinal);
         let failed = |what: &'static str| move |error: DriverError| cuda_error(doing(what), error);
@@ -166,9 +186,10 @@ impl DeviceBackend {
         let side = gpu.context.new_stream().map_err(failed("a stream"))?;
         let event = || gpu.context.new_event(None).map_err(failed("an event"));
         let (arrived, folded, free) = (event()?, [event()?, event()?], event()?);
-        let kernels = Kernels::on(&gpu)?;
+        let kernels = Kernels::on(&gpu);
         let ranks = Ranks { me: comm.rank(), n: comm.world_size() };
-        let Options { reproducible, scratch_bytes, least_capability, has_switch } = *options;
+        let Options { reproducible, scratch_bytes, common } = options.clone();
+        let CommonDevice { least_capability, has_switch, .. } = common;
         let divides_from = (has_switch && least_capability >= SWITCH_CAPABILITY).then_some(DIVIDES_FROM);
         let capabilities = Capabilities { ranks: ranks.n, nccl: comm.version(), capability: least_capability, reproducible, divides_from };
         let has = |function: &str| comm.library().has(function);
@@ -186,6 +207,7 @@ impl DeviceBackend {
             kernels,
             custom_kernels,
             capabilities,
+            common,
             library,
             ranks,
             scratch,
@@ -210,14 +232,9 @@ impl DeviceBackend {
         &self.gpu
     }
 
-    /// Returns the least compute capability among the devices of all ranks.
-    pub(crate) fn least_capability(&self) -> (i32, i32) {
-        self.capabilities.capability
-    }
-
-    /// Whether NCCL may add in the NVLink switch, as far as all ranks know.
-    pub(crate) fn has_switch(&self) -> bool {
-        self.capabilities.divides_from.is_some()
+    /// Returns the properties that the devices of all ranks share.
+    pub(crate) fn common(&self) -> &CommonDevice {
+        &self.common
     }
 
     /// Returns NCCL's communicator.
@@ -259,7 +276,16 @@ impl DeviceBackend {
             own(gather),
             own(scatter),
             plan::explain(&self.capabilities),
-        )
+        ) + &self.explain_missing()
+    }
+
+    /// Describes which families of kernels are missing, and why.
+    fn explain_missing(&self) -> String {
+        let missing: Vec<_> = FamilySet::ALL.without(self.common.families).names().collect();
+        match &self.common.refusal {
+            Some(refusal) => format!("\nwithout the kernels {}: {refusal}", missing.join(", ")),
+            None => String::new(),
+        }
     }
 
     /// Numbers jobs that are about to be queued together. They are counted once they have been queued.
@@ -375,9 +401,41 @@ impl DeviceBackend {
         folding.map_or(0, |folding| fold::room(job, folding, self.ranks, most))
     }
 
+    /// Returns the families of kernels that a job uses on some rank. Every rank gets the same result.
+    fn families_of(&self, job: &Job) -> Result<FamilySet> {
+        let alone = self.ranks.n == 1;
+        let reducing = match (&job.reduction, job.call.element) {
+            (Some(Reduction::Builtin(ReduceOp::PreMulSum(_))), _) if alone => FamilySet::PREMUL,
+            (Some(Reduction::Builtin(op)), TypeTag::Scalar(dtype)) if !alone => match self.algorithm(job, *op, dtype)? {
+                DeviceAlgorithm::Nccl(..) => FamilySet::NONE,
+                DeviceAlgorithm::SumThenDivide(_) => FamilySet::AVERAGE,
+                DeviceAlgorithm::Fold(op, _, None) => family_of(op),
+                DeviceAlgorithm::Fold(op, _, Some(_)) => family_of(op).or(FamilySet::PREMUL),
+            },
+            _ => FamilySet::NONE,
+        };
+        let makes_truths = !alone && job.call.element.is_bool();
+        Ok(if makes_truths { reducing.or(FamilySet::BITS) } else { reducing })
+    }
+
+    /// Refuses a job if some rank's device lacks a kernel for it. If the ranks share these properties, all refuse it.
+    pub(crate) fn refuse_missing_kernels(&self, job: &Job) -> Result<()> {
+        if self.common.families == FamilySet::ALL {
+            return Ok(());
+        }
+        let missing = self.families_of(job)?.without(self.common.families);
+        let (Some(family), Some(refusal)) = (missing.names().next(), &self.common.refusal) else { return Ok(()) };
+        let reason = format!(
+            "it needs this crate's kernels {family:?}, which are not loaded on every rank's device: {refusal}. The driver compiles them \
+             from PTX: install its compiler, libnvidia-ptxjitcompiler.so.1, and unset CUDA_DISABLE_PTX_JIT"
+        );
+        Err(Error::unsupported(job.call.to_string(), reason))
+    }
+
     /// Plans a job on this rank. If it writes `bool`s, its last step turns every byte into 0 or 1: other ranks may have
     /// sent any byte, and this crate's folds of `bool` do not change the bytes that arrive.
     fn plan(&self, job: &Job, stream: &CudaStream) -> Result<Plan> {
+        self.refuse_missing_kernels(job)?;
         let plan = self.plan_as_it_comes(job, stream).inspect_err(|error| self.end_unless_all_refuse(error))?;
         if self.ranks.n == 1 || !job.call.element.is_bool() {
             return Ok(plan);

@@ -15,6 +15,9 @@
 //! that is stuck in the other run is then noticed late or not at all, but no call is wrongly considered stuck. A launch
 //! that the driver refuses writes nothing. A graph that is launched after a capture failed in the middle of a call
 //! would leave a number behind; its communicator has ended by then.
+//!
+//! CUDA's documentation does not say whether such a node may write pinned memory. If a driver refuses the first one,
+//! calls are captured without these nodes, and their launches are not watched.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,6 +28,7 @@ use cudarc::driver::sys;
 use cudarc::driver::{CudaContext, CudaStream, DriverError};
 
 use super::graph_memory::{Page, Word};
+use crate::base::event;
 use crate::device::driver;
 
 /// Set by the host in a word whose number it has seen.
@@ -36,6 +40,8 @@ pub(super) struct LiveGraphs {
     records: Mutex<Vec<Arc<Record>>>,
     /// The source of the next words.
     page: Mutex<Option<Arc<Page>>>,
+    /// Whether the driver has refused a node that writes a word. Launches are not watched then.
+    are_unwatched: AtomicBool,
 }
 
 /// The calls of one capture on one stream. The graph keeps it too, so it outlives both.
@@ -68,9 +74,9 @@ pub(super) struct Launched {
     pub(super) since: Instant,
 }
 
-/// A call that is being captured, whose beginning is in the graph.
+/// A call that is being captured. Its beginning is in the graph, except when launches are not watched.
 #[derive(Debug)]
-pub(super) struct Captured(Arc<Record>);
+pub(super) struct Captured(Option<Arc<Record>>);
 
 impl LiveGraphs {
     /// Returns the number of captures that still have a graph, or something made from it.
@@ -95,9 +101,19 @@ impl LiveGraphs {
             Some(record) => record,
             None => self.attach(context, capture, graph, handle)?,
         };
-        let number = record.add(call);
-        record.word.set_in_order(number, stream)?;
-        Ok(Some(Captured(record)))
+        if self.are_unwatched.load(Ordering::Relaxed) {
+            return Ok(Some(Captured(None)));
+        }
+        let marked = record.word.set_in_order(record.add(call), stream);
+        match marked {
+            Ok(()) => Ok(Some(Captured(Some(record)))),
+            Err(error) if is_refusal(error) => {
+                event::warn!(%error, "the driver refuses to mark calls in graphs: a call that is stuck in a launch of one is not noticed");
+                self.are_unwatched.store(true, Ordering::Relaxed);
+                Ok(Some(Captured(None)))
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Makes a graph report its end.
@@ -143,6 +159,17 @@ impl LiveGraphs {
         records.retain(|record| !record.is_gone.load(Ordering::Acquire));
         records
     }
+}
+
+/// Whether the driver does not permit a node, rather than fails to make one.
+fn is_refusal(error: DriverError) -> bool {
+    use sys::CUresult::{
+        CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+    };
+    matches!(
+        error.0,
+        CUDA_ERROR_INVALID_VALUE | CUDA_ERROR_NOT_PERMITTED | CUDA_ERROR_NOT_SUPPORTED | CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+    )
 }
 
 /// Gives a graph a reference to a record. The graph gives the reference back at its end.
@@ -211,7 +238,7 @@ impl Record {
 impl Captured {
     /// Puts the call's end into the graph. The context is current.
     pub(super) fn end(self, stream: &CudaStream) -> Result<(), DriverError> {
-        self.0.word.set_in_order(0, stream)
+        self.0.map_or(Ok(()), |record| record.word.set_in_order(0, stream))
     }
 }
 

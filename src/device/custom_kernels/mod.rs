@@ -3,18 +3,17 @@
 //! A custom kernel is loaded when its op is first used, which may take a second, and is then kept. A graph can capture
 //! only ops that were used before.
 
-#![expect(unsafe_code, reason = "the run-time compiler is C")]
-
+mod compiler;
 mod expression;
 
 use std::ffi::CString;
 use std::sync::Arc;
 
+use cudarc::driver::sys::CUresult;
 use cudarc::driver::{CudaContext, CudaStream};
-use cudarc::nvrtc::{self, CompileError, CompileOptions};
 
 use super::driver::{self, Gpu};
-use super::kernels::{Function, Module};
+use super::kernels::{Function, Image, Module};
 use crate::call::element::DType;
 use crate::call::element::TypeTag;
 use crate::call::op::DeviceCode;
@@ -65,22 +64,40 @@ impl CustomKernels {
             let reason = "its kernel is loaded when it is first used; use it once before the capture";
             return Err(Error::unsupported("the first use of a custom op while a graph is captured", reason));
         }
-        let (image, entry, what) = match code {
+        let (module, entry) = match code {
             DeviceCode::Expression(expression) => {
                 let TypeTag::Scalar(dtype) = element else {
                     let reason = "an expression works only on single elements; give the op a kernel with CustomOp::with_ptx";
                     return Err(Error::unsupported(format!("a custom op from an expression, on {element}"), reason));
                 };
-                let image = compile(&source(expression, dtype)?, self.capability, expression)?;
-                (image, ENTRY, format!("the kernel of the expression {expression:?} for {dtype}"))
+                (self.compiled(expression, dtype)?, ENTRY)
             }
-            DeviceCode::Ptx { image, entry } => (image.to_string(), &**entry, format!("the caller's image with the kernel {entry:?}")),
+            DeviceCode::Ptx { image, entry } => {
+                let image = CString::new(&**image).map_err(|_| Error::argument("CustomOp::with_ptx", "the image contains a zero byte"))?;
+                (Module::load(&self.context, Image::Ptx(&image), &format!("the caller's image with the kernel {entry:?}"))?, &**entry)
+            }
         };
-        let image = CString::new(image).map_err(|_| Error::argument("CustomOp::with_ptx", "the image contains a zero byte"))?;
-        let module = Module::load(&self.context, &image, &what)?;
         let function = module.function(entry)?;
         self.loaded.push(Loaded { code: code.clone(), element, function, _module: module });
         Ok(self.loaded.len() - 1)
+    }
+
+    /// Compiles an expression and loads its kernel: as PTX, or, if the driver cannot compile that, as machine code. A
+    /// driver cannot compile the PTX of a newer toolkit, nor any without its own compiler.
+    fn compiled(&self, expression: &str, dtype: DType) -> Result<Module> {
+        const NO_COMPILER: u32 = CUresult::CUDA_ERROR_JIT_COMPILER_NOT_FOUND as u32;
+        const NEWER_PTX: u32 = CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION as u32;
+        const COMPILER_DISABLED: u32 = CUresult::CUDA_ERROR_JIT_COMPILATION_DISABLED as u32;
+        let source = source(expression, dtype)?;
+        let what = format!("the kernel of the expression {expression:?} for {dtype}");
+        let ptx = compiler::ptx(&source, self.capability, expression)?;
+        match Module::load(&self.context, Image::Ptx(&ptx), &what) {
+            Err(Error::Cuda { code: NO_COMPILER | NEWER_PTX | COMPILER_DISABLED, .. }) => {
+                let code = compiler::machine_code(&source, self.capability, expression)?;
+                Module::load(&self.context, Image::MachineCode(&code), &format!("{what}, as machine code"))
+            }
+            loaded => loaded,
+        }
     }
 
     /// Whether an op has been used before.
@@ -120,47 +137,6 @@ fn source(expression: &str, dtype: DType) -> Result<String> {
     Ok(TEMPLATE.replace(ELEMENT, dtype.name()).replace(EXPRESSION, expression))
 }
 
-/// Compiles a source to PTX that the device can run, with the run-time compiler.
-fn compile(source: &str, capability: (i32, i32), expression: &str) -> Result<String> {
-    if !driver::candidates("nvrtc").any(|name| opens(&name)) {
-        return Err(Error::unsupported(format!("the expression {expression:?} on a device"), absent()));
-    }
-    // These kernels do not benefit from newer targets on any device, and old compilers support these targets.
-    let target = match capability {
-        (8.., _) => "compute_80",
-        (7, 5..) => "compute_75",
-        _ => "compute_70",
-    };
-    let options = CompileOptions { options: vec![format!("--gpu-architecture={target}"), "--std=c++17".to_owned()], ..Default::default() };
-    let options = CompileOptions { name: Some("user.cu".to_owned()), ..options };
-    let compiled = nvrtc::compile_ptx_with_opts(source, options);
-    let ptx = compiled.map_err(|error| {
-        let words = match &error {
-            CompileError::CompileError { nvrtc, log, .. } => format!("{nvrtc:?}: {}", log.to_string_lossy().trim()),
-            other => format!("{other:?}"),
-        };
-        Error::config(format!("the expression {expression:?}"), format!("NVRTC failed to compile it: {words}"))
-    })?;
-    Ok(ptx.to_src())
-}
-
-/// Whether a library with this name can be opened. cudarc would panic if it found no library.
-fn opens(name: &str) -> bool {
-    // SAFETY: opening the compiler runs its initialisers, which have no preconditions; that a file of this name is the
-    // compiler is trusted, as by cudarc.
-    unsafe { libloading::Library::new(name) }.is_ok()
-}
-
-/// Returns an explanation that there is no compiler, with advice.
-fn absent() -> String {
-    let names: Vec<_> = driver::candidates("nvrtc").filter(|name| !name.contains("64")).collect();
-    format!(
-        "the run-time compiler NVRTC was not found (tried {}); install it with the CUDA toolkit, or give the op a kernel with \
-         CustomOp::with_ptx, which needs no compiler",
-        names.join(", ")
-    )
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -182,26 +158,6 @@ mod tests {
     #[test]
     fn an_expression_that_is_none_gets_into_no_source() {
         assert!(source("a; b", DType::F32).unwrap_err().to_string().contains("\";\""));
-    }
-
-    #[test]
-    fn a_compiler_compiles_or_says_what_is_wrong() {
-        let good = compile(&source("fabsf(b) > fabsf(a) ? b : a", DType::F32).unwrap(), (9, 0), "good");
-        // Code that passes the check may still be nonsense.
-        let bad = compile(&source("max(float)a", DType::F32).unwrap(), (9, 0), "max(float)a");
-        // SAFETY: as in `compile`.
-        if unsafe { nvrtc::sys::is_culib_present() } {
-            let text = good.unwrap();
-            assert!(text.contains(&format!(".entry {ENTRY}(")) && text.contains(".target sm_80"), "{text}");
-            let text = bad.unwrap_err().to_string();
-            assert!(text.contains("max(float)a") && text.contains("error"), "{text}");
-        } else {
-            for outcome in [good, bad] {
-                let error = outcome.unwrap_err();
-                assert!(error.is_unsupported(), "{error}");
-                assert!(error.to_string().contains("libnvrtc.so") && error.to_string().contains("with_ptx"), "{error}");
-            }
-        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use cudarc::driver::sys::CUstream;
 use cudarc::driver::{CudaStream, result};
 
-use self::names::{DIVIDED, FAMILIES, FLOATS, TYPES};
+use self::names::{DIVIDED, FAMILIES, FAMILY_COUNT, FLOATS, TYPES};
 use super::driver::{Gpu, cuda_error};
 use super::plan::{FoldArguments, FoldOp};
 use crate::base::tuning::device_folds::BLOCKS_PER_MULTIPROCESSOR;
@@ -19,9 +19,10 @@ use crate::call::element::DType;
 use crate::error::Error;
 use crate::error::Result;
 
-pub(crate) use self::module::{Function, Module};
+pub(crate) use self::module::{Function, Image, Module};
 #[cfg(test)]
 pub(crate) use self::names::has_fold;
+pub(crate) use self::names::{FamilySet, family_of};
 
 /// The number of threads in a block, as every kernel expects.
 const BLOCK: u32 = 512;
@@ -39,6 +40,8 @@ pub(crate) struct Kernels {
     fill: Function,
     check: Function,
     most_blocks: u32,
+    /// Why the driver has refused a family, if it has.
+    refused: [Option<Error>; FAMILY_COUNT],
     /// The modules of the functions above.
     _modules: Vec<Module>,
 }
@@ -47,51 +50,65 @@ pub(crate) struct Kernels {
 static LOADED: Mutex<Vec<(usize, Weak<Kernels>)>> = Mutex::new(Vec::new());
 
 impl Kernels {
-    /// Returns the kernels on a device: those that another communicator uses there, or newly loaded ones.
-    ///
-    /// # Errors
-    ///
-    /// `Cuda` if the driver refuses an image.
-    pub(crate) fn on(gpu: &Gpu) -> Result<Arc<Self>> {
+    /// Returns the kernels on a device: those that another communicator uses there, or newly loaded ones. Families that
+    /// the driver refuses are missing.
+    pub(crate) fn on(gpu: &Gpu) -> Arc<Self> {
         // Live contexts have different addresses, and kernels keep theirs alive.
         let context = gpu.context.cu_ctx() as usize;
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         loaded.retain(|(_, kernels)| kernels.strong_count() != 0);
         if let Some(kernels) = loaded.iter().find(|(of, _)| *of == context).and_then(|(_, kernels)| kernels.upgrade()) {
-            return Ok(kernels);
+            return kernels;
         }
-        let kernels = Arc::new(Self::load(gpu)?);
+        let kernels = Arc::new(Self::load(gpu));
         loaded.push((context, Arc::downgrade(&kernels)));
-        Ok(kernels)
+        kernels
     }
 
-    fn load(gpu: &Gpu) -> Result<Self> {
-        let mut modules = Vec::with_capacity(FAMILIES.len());
-        for family in &FAMILIES {
-            modules.push(family.load(gpu)?);
-        }
-        let find = |(family, name): (&str, String)| {
-            let index = FAMILIES.iter().position(|known| known.name == family);
-            let module = index.and_then(|index| modules.get(index));
-            module.ok_or_else(|| Error::config(format!("kernel {name:?}"), "its family is unknown"))?.function(&name)
+    fn load(gpu: &Gpu) -> Self {
+        let loaded = FAMILIES.each_ref().map(|family| family.load(gpu));
+        let mut refused = loaded.each_ref().map(|family| family.as_ref().err().cloned());
+        let mut find = |(family, name): (FamilySet, String)| {
+            let Ok(module) = &loaded[family.place()] else { return Function::NONE };
+            module.function(&name).unwrap_or_else(|error| {
+                refused[family.place()] = Some(error);
+                Function::NONE
+            })
         };
         let mut folds = [[Function::NONE; TYPES]; FoldOp::ALL.len()];
         for op in FoldOp::ALL {
             for dtype in DType::ALL.into_iter().filter(|dtype| names::has_fold(op, *dtype)) {
-                folds[op as usize][dtype as usize] = find(names::fold(op, dtype))?;
+                folds[op as usize][dtype as usize] = find(names::fold(op, dtype));
             }
         }
         let [mut divisions, mut products] = [[Function::NONE; TYPES]; 2];
         for dtype in DIVIDED {
-            divisions[dtype as usize] = find(names::divide(dtype))?;
+            divisions[dtype as usize] = find(names::divide(dtype));
         }
         for dtype in FLOATS {
-            products[dtype as usize] = find(names::multiply(dtype))?;
+            products[dtype as usize] = find(names::multiply(dtype));
         }
-        let truth = find(names::truth())?;
-        let (fill, check) = (find(("check", "fill_pattern".to_owned()))?, find(("check", "check_pattern".to_owned()))?);
+        let truth = find(names::truth());
+        let [fill, check] = ["fill_pattern", "check_pattern"].map(|name| find((FamilySet::CHECK, name.to_owned())));
         let most_blocks = gpu.multiprocessors.max(1) * BLOCKS_PER_MULTIPROCESSOR;
-        Ok(Self { folds, divisions, products, truth, fill, check, most_blocks, _modules: modules })
+        let modules = loaded.into_iter().flatten().collect();
+        Self { folds, divisions, products, truth, fill, check, most_blocks, refused, _modules: modules }
+    }
+
+    /// Returns the families that can be used: those of which the driver has accepted every kernel.
+    pub(crate) fn families(&self) -> FamilySet {
+        let bits = self.refused.iter().rev().fold(0, |bits, refused| bits << 1 | u8::from(refused.is_none()));
+        FamilySet::from_bits(bits)
+    }
+
+    /// Returns why the driver has refused a family: the first one, if it has refused several.
+    pub(crate) fn refusal(&self) -> Option<&Error> {
+        self.refused.iter().flatten().next()
+    }
+
+    /// Refuses to use a family that is missing.
+    fn require(&self, family: FamilySet) -> Result<()> {
+        self.refused[family.place()].clone().map_or(Ok(()), Err)
     }
 
     /// Returns the fold of an op on a type.
@@ -193,6 +210,7 @@ impl Kernels {
         mut phase: u64,
         stream: &CudaStream,
     ) -> Result<()> {
+        self.require(FamilySet::CHECK)?;
         let mut parameters =
             [address(&mut destination), address(&mut bytes), address(&mut pattern), address(&mut pattern_bytes), address(&mut phase)];
         // SAFETY: the parameters are those of the kernel; the rest is the caller's promise.
@@ -215,6 +233,7 @@ impl Kernels {
         mut wrong: u64,
         stream: &CudaStream,
     ) -> Result<()> {
+        self.require(FamilySet::CHECK)?;
         let bytes = count * u64::from(element_bytes);
         let mut parameters = [
             address(&mut buffer),
@@ -287,7 +306,7 @@ mod tests {
     /// Returns the kernels of a device, and the number of their images.
     fn loaded() -> (Arc<Kernels>, u64) {
         let before = modules();
-        let kernels = Kernels::on(&driver::open(0).unwrap()).unwrap();
+        let kernels = Kernels::on(&driver::open(0).unwrap());
         (kernels, modules() - before)
     }
 
@@ -310,7 +329,7 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 // Another communicator on the same device gets the same kernels.
-                scope.spawn(|| drop(Kernels::on(&driver::open(0).unwrap()).unwrap()));
+                scope.spawn(|| drop(Kernels::on(&driver::open(0).unwrap())));
             }
         });
         assert_eq!(modules(), before);
@@ -320,13 +339,27 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_is_refused_is_named_and_can_be_loaded_later() {
+    fn a_family_that_is_refused_is_missing_until_it_is_loaded_again() {
         let _alone = alone();
         let gpu = driver::open(0).unwrap();
         // The second time the driver is called for its compiler's text.
         simgpu::fail_call_of_this_thread("cuModuleLoadData", 1, 200);
-        let error = Kernels::on(&gpu).unwrap_err().to_string();
-        assert!(error.contains("loading kernels of the family \"bits\" on device 0"), "{error}");
-        Kernels::on(&gpu).unwrap();
+        let kernels = Kernels::on(&gpu);
+        assert_eq!(FamilySet::ALL.without(kernels.families()), FamilySet::BITS);
+        let refusal = kernels.refusal().unwrap().to_string();
+        assert!(refusal.contains("loading kernels of the family \"bits\" on device 0"), "{refusal}");
+        assert!(kernels.fold_of(FoldOp::And, DType::U8).is_err() && kernels.fold_of(FoldOp::Avg, DType::F32).is_ok());
+        drop(kernels);
+        assert_eq!(Kernels::on(&gpu).families(), FamilySet::ALL);
+    }
+
+    #[test]
+    fn a_family_without_one_of_its_kernels_is_missing() {
+        let _alone = alone();
+        let gpu = driver::open(0).unwrap();
+        simgpu::fail_call_of_this_thread("cuModuleGetFunction", 1, 500);
+        let kernels = Kernels::on(&gpu);
+        assert_eq!(FamilySet::ALL.without(kernels.families()), FamilySet::SUM, "the first fold is a sum");
+        assert!(kernels.refusal().unwrap().to_string().contains("looking up the kernel"));
     }
 }

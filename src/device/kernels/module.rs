@@ -50,18 +50,36 @@ impl Function {
     }
 }
 
+/// The code of a module.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Image<'a> {
+    /// PTX, which the driver compiles.
+    Ptx(&'a CStr),
+    /// Machine code from a compiler.
+    MachineCode(&'a [u8]),
+}
+
+impl Image<'_> {
+    fn address(self) -> *const c_void {
+        match self {
+            Self::Ptx(text) => text.as_ptr().cast(),
+            Self::MachineCode(code) => code.as_ptr().cast(),
+        }
+    }
+}
+
 impl Module {
-    /// Loads an image, which is PTX text or compiled code, with a NUL at its end. `what` names the image in errors.
+    /// Loads an image. `what` names the image in errors.
     ///
     /// # Errors
     ///
     /// `Cuda`, with the text of the driver's compiler, if the driver refuses the image.
-    pub(crate) fn load(context: &Arc<CudaContext>, image: &CStr, what: &str) -> Result<Self> {
+    pub(crate) fn load(context: &Arc<CudaContext>, image: Image<'_>, what: &str) -> Result<Self> {
         let doing = || format!("loading {what} on device {}", context.ordinal());
         bind(context).map_err(|error| cuda_error(doing(), error))?;
-        // SAFETY: the image ends with a NUL, and the driver copies it. Its contents are ours, or trusted by the
-        // caller's contract.
-        let module = unsafe { module::load_data(image.as_ptr().cast()) };
+        // SAFETY: PTX ends with a NUL, machine code says how long it is, and the driver copies either. The contents are
+        // ours, a compiler's, or trusted by the caller's contract.
+        let module = unsafe { module::load_data(image.address()) };
         let module = module.map_err(|error| refused(doing(), error, image))?;
         Ok(Self { module, context: Arc::clone(context) })
     }
@@ -97,7 +115,7 @@ impl Drop for Module {
 
 /// Returns the error for an image that the driver has refused, with the text of the driver's compiler. To get the text,
 /// the driver is called a second time.
-fn refused(doing: String, error: DriverError, image: &CStr) -> Error {
+fn refused(doing: String, error: DriverError, image: Image<'_>) -> Error {
     let mut failure = cuda_error(doing, error);
     if let (Error::Cuda { text, .. }, Some(log)) = (&mut failure, compiler_log(image)) {
         text.push_str("; its compiler's log: ");
@@ -107,7 +125,7 @@ fn refused(doing: String, error: DriverError, image: &CStr) -> Error {
 }
 
 /// Returns what the driver's compiler reports about an image, if anything.
-fn compiler_log(image: &CStr) -> Option<String> {
+fn compiler_log(image: Image<'_>) -> Option<String> {
     if !has("cuModuleLoadDataEx") {
         return None;
     }
@@ -115,10 +133,10 @@ fn compiler_log(image: &CStr) -> Option<String> {
     let mut options = [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
     let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), std::ptr::without_provenance_mut(LOG_BYTES)];
     let mut module = null_mut();
-    // SAFETY: the image ends with a NUL; each option has its value: a buffer, and its size, which is passed as a
-    // pointer's bits.
+    // SAFETY: the image ends as `Module::load` says; each option has its value: a buffer, and its size, which is passed
+    // as a pointer's bits.
     let result = unsafe {
-        sys::cuModuleLoadDataEx(&mut module, image.as_ptr().cast(), options.len() as c_uint, options.as_mut_ptr(), values.as_mut_ptr())
+        sys::cuModuleLoadDataEx(&mut module, image.address(), options.len() as c_uint, options.as_mut_ptr(), values.as_mut_ptr())
     };
     if result.result().is_ok() {
         // SAFETY: loaded this time, and not used.
@@ -133,6 +151,6 @@ impl Family {
     pub(super) fn load(&self, gpu: &Gpu) -> Result<Module> {
         let image = CStr::from_bytes_with_nul(self.image(gpu.capability).as_bytes())
             .map_err(|_| Error::config(format!("image {}", self.name), "it must contain exactly one NUL, at its end"))?;
-        Module::load(&gpu.context, image, &format!("kernels of the family {:?}", self.name))
+        Module::load(&gpu.context, Image::Ptx(image), &format!("kernels of the family {:?}", self.name))
     }
 }

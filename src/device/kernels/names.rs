@@ -25,13 +25,72 @@ macro_rules! family {
     };
 }
 
+/// The number of families.
+pub(super) const FAMILY_COUNT: usize = 5;
+
 /// The families that a backend loads.
-pub(super) static FAMILIES: [Family; 5] = [family!("bits"), family!("average"), family!("sum"), family!("premul"), family!("check")];
+pub(super) static FAMILIES: [Family; FAMILY_COUNT] =
+    [family!("bits"), family!("average"), family!("sum"), family!("premul"), family!("check")];
 
 impl Family {
     /// Returns the image for a device.
     pub(super) fn image(&self, capability: (i32, i32)) -> &'static str {
         if capability >= (8, 0) { self.sm80 } else { self.sm70 }
+    }
+}
+
+/// Some of the families: one bit for each, in the order of `FAMILIES`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FamilySet(u8);
+
+impl FamilySet {
+    pub(crate) const NONE: Self = Self(0);
+    pub(crate) const ALL: Self = Self((1 << FAMILY_COUNT) - 1);
+    pub(crate) const BITS: Self = Self(1);
+    pub(crate) const AVERAGE: Self = Self(1 << 1);
+    pub(crate) const SUM: Self = Self(1 << 2);
+    pub(crate) const PREMUL: Self = Self(1 << 3);
+    pub(crate) const CHECK: Self = Self(1 << 4);
+
+    /// Returns the set with the given bits. Bits of families that do not exist are ignored.
+    pub(crate) fn from_bits(bits: u8) -> Self {
+        Self(bits & Self::ALL.0)
+    }
+
+    pub(crate) fn bits(self) -> u8 {
+        self.0
+    }
+
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    pub(crate) fn or(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Returns the families that are in this set and not in the other.
+    pub(crate) fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    /// Returns the families' names.
+    pub(crate) fn names(self) -> impl Iterator<Item = &'static str> {
+        FAMILIES.iter().enumerate().filter(move |(place, _)| self.0 >> place & 1 == 1).map(|(_, family)| family.name)
+    }
+
+    /// Returns the index of the only family in the set.
+    pub(super) fn place(self) -> usize {
+        self.0.trailing_zeros() as usize
+    }
+}
+
+/// Returns the family of a fold.
+pub(crate) fn family_of(op: FoldOp) -> FamilySet {
+    match op {
+        FoldOp::And | FoldOp::Or | FoldOp::Xor => FamilySet::BITS,
+        FoldOp::Avg => FamilySet::AVERAGE,
+        FoldOp::Sum | FoldOp::Prod | FoldOp::Min | FoldOp::Max => FamilySet::SUM,
     }
 }
 
@@ -52,27 +111,24 @@ pub(crate) fn has_fold(op: FoldOp, dtype: DType) -> bool {
 }
 
 /// Returns the family and name of a fold. Bitwise ops work on bytes, whatever the type.
-pub(super) fn fold(op: FoldOp, dtype: DType) -> (&'static str, String) {
-    match op {
-        FoldOp::And | FoldOp::Or | FoldOp::Xor => ("bits", format!("fold_{}_b8", op.name())),
-        FoldOp::Avg => ("average", format!("fold_avg_{dtype}")),
-        _ => ("sum", format!("fold_{}_{dtype}", op.name())),
-    }
+pub(super) fn fold(op: FoldOp, dtype: DType) -> (FamilySet, String) {
+    let name = if op.is_bitwise() { format!("fold_{}_b8", op.name()) } else { format!("fold_{}_{dtype}", op.name()) };
+    (family_of(op), name)
 }
 
 /// Returns the family and name of the kernel that turns bytes into truth values.
-pub(super) fn truth() -> (&'static str, String) {
-    ("bits", "truth_b8".to_owned())
+pub(super) fn truth() -> (FamilySet, String) {
+    (FamilySet::BITS, "truth_b8".to_owned())
 }
 
 /// Returns the family and name of the division that ends a mean.
-pub(super) fn divide(dtype: DType) -> (&'static str, String) {
-    ("average", format!("scale_{dtype}"))
+pub(super) fn divide(dtype: DType) -> (FamilySet, String) {
+    (FamilySet::AVERAGE, format!("scale_{dtype}"))
 }
 
 /// Returns the family and name of the multiplication that begins a `PreMulSum`.
-pub(super) fn multiply(dtype: DType) -> (&'static str, String) {
-    ("premul", format!("premul_{dtype}"))
+pub(super) fn multiply(dtype: DType) -> (FamilySet, String) {
+    (FamilySet::PREMUL, format!("premul_{dtype}"))
 }
 
 #[cfg(test)]
@@ -90,7 +146,7 @@ mod tests {
 
     /// Returns every entry that we look up, with its family and parameters.
     fn expected() -> Vec<(&'static str, String, &'static [&'static str])> {
-        let mut entries: Vec<(&'static str, String, &'static [&'static str])> = Vec::new();
+        let mut entries: Vec<(FamilySet, String, &'static [&'static str])> = Vec::new();
         for op in FoldOp::ALL {
             for dtype in DType::ALL.into_iter().filter(|dtype| has_fold(op, *dtype)) {
                 let (family, name) = fold(op, dtype);
@@ -99,9 +155,10 @@ mod tests {
         }
         entries.extend(DIVIDED.map(divide).map(|(family, name)| (family, name, DIVIDE)));
         entries.extend(FLOATS.map(multiply).map(|(family, name)| (family, name, MULTIPLY)));
-        entries.push(("bits", truth().1, TRUTH));
-        entries.push(("check", "fill_pattern".to_owned(), FILL));
-        entries.push(("check", "check_pattern".to_owned(), CHECK));
+        entries.push((FamilySet::BITS, truth().1, TRUTH));
+        entries.push((FamilySet::CHECK, "fill_pattern".to_owned(), FILL));
+        entries.push((FamilySet::CHECK, "check_pattern".to_owned(), CHECK));
+        let mut entries: Vec<_> = entries.into_iter().map(|(family, name, types)| (FAMILIES[family.place()].name, name, types)).collect();
         entries.sort();
         entries.dedup();
         entries
@@ -132,6 +189,22 @@ mod tests {
                 assert_eq!(there, wanted, "family {} for {capability:?}", family.name);
             }
         }
+    }
+
+    #[test]
+    fn each_family_has_the_bit_of_its_place() {
+        let named = [
+            (FamilySet::BITS, "bits"),
+            (FamilySet::AVERAGE, "average"),
+            (FamilySet::SUM, "sum"),
+            (FamilySet::PREMUL, "premul"),
+            (FamilySet::CHECK, "check"),
+        ];
+        for (family, name) in named {
+            assert_eq!(family.names().collect::<Vec<_>>(), [name]);
+        }
+        assert_eq!(named.iter().fold(FamilySet::NONE, |all, (family, _)| all.or(*family)), FamilySet::ALL);
+        assert_eq!(FamilySet::from_bits(u8::MAX), FamilySet::ALL);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use nccl_sys::{Library, MissingSymbol, Version, ncclComm_t, ncclConfig_t, ncclDa
 use crate::authentication::{self, Secret};
 use crate::base::event;
 use crate::call::element::DType;
-use crate::config::NcclEnvironment;
+use crate::config::device_environment;
 use crate::config::nccl::{CtaPolicy, GraphUsage, NcclConfig, NcclLibrary};
 use crate::device::driver;
 use crate::error::Error;
@@ -285,7 +285,7 @@ fn check_config(config: &NcclConfig) -> Result<(), Error> {
 /// Refuses an environment that overrides the settings of the two NCCL communicators behind each communicator. NCCL
 /// reads it once, and also puts the settings of its files (`nccl.conf`) there.
 pub(crate) fn check_environment() -> Result<(), Error> {
-    match NcclEnvironment::read().overrides {
+    match device_environment().overrides {
         Some(setting) => {
             let reason = "it overrides the settings of every communicator, but these must differ between communicators: unset it, in the \
                           environment and in nccl.conf";

@@ -104,7 +104,7 @@ impl NcclCommunicator {
             return Ok(None);
         }
         refuse_capture(stream, || job.call.to_string())?;
-        let loaded = if first_use.is_any() { backend.load(job, stream) } else { Ok(()) };
+        let loaded = backend.refuse_missing_kernels(job).and_then(|()| if first_use.is_any() { backend.load(job, stream) } else { Ok(()) });
         let agreed = match (self.compare(job, loaded.is_err()), loaded) {
             // This rank's own error has more detail than the fact that one rank failed.
             (Err(Error::Unsupported { .. }), Err(own)) => Err(own),

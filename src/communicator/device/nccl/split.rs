@@ -13,7 +13,7 @@ use nccl_sys::ncclUniqueId;
 
 use crate::base::deadline::Deadline;
 use crate::config::Config;
-use crate::device::{self, NcclComm, NcclCommunicator, Setup, UniqueId, WORDS_BYTES, Words};
+use crate::device::{self, CommonDevice, NcclComm, NcclCommunicator, Setup, UniqueId, WORDS_BYTES, Words};
 use crate::error::{Error, Peer, Result};
 
 /// A member's key, and its rank in the communicator that is split.
@@ -82,7 +82,8 @@ impl NcclCommunicator {
         let comm = self.start_anew(&said[maker], self.rank(), world_size, &deadline)?;
         // The new ranks do not know whether an NVLink switch can be used.
         let backend = self.backend();
-        Self::around(backend.gpu().clone(), comm, self.config(), backend.least_capability(), false)
+        let common = CommonDevice { has_switch: false, ..backend.common().clone() };
+        Self::around(backend.gpu().clone(), comm, self.config(), common)
     }
 
     /// Joins a larger communicator as a new rank, while the old ranks call [`grow`](Self::grow).

@@ -45,7 +45,7 @@ fn folds_give_the_bits_of_the_host_wherever_buffers_begin() {
 #[test]
 fn a_large_mean_by_a_sum_gives_the_bits_of_the_host_and_overflows_where_a_sum_does() {
     let sim = Sim::new();
-    let mut backends = several(8, &Options { has_switch: true, ..options() });
+    let mut backends = several(8, &Options { common: CommonDevice { has_switch: true, ..options().common }, ..options() });
     backends.iter_mut().for_each(|backend| backend.capabilities.divides_from = Some(1024));
     on_threads(backends, |backend| {
         let seed = 170;

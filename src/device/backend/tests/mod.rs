@@ -52,7 +52,12 @@ impl Sim {
 
 /// Returns the options that most tests use.
 fn options() -> Options {
-    Options { reproducible: false, scratch_bytes: 1 << 20, least_capability: (9, 0), has_switch: false }
+    Options { reproducible: false, scratch_bytes: 1 << 20, common: common((9, 0)) }
+}
+
+/// Returns the properties of devices with this compute capability and all kernels.
+fn common(least_capability: (i32, i32)) -> CommonDevice {
+    CommonDevice { least_capability, has_switch: false, families: FamilySet::ALL, refusal: None }
 }
 
 /// Creates the backends of a new communicator.
@@ -314,7 +319,7 @@ fn every_reduction_gives_the_bits_of_the_host() {
 #[test]
 fn folds_of_old_devices_give_the_bits_of_the_host() {
     let sim = Sim::new();
-    let old = Options { least_capability: (8, 0), ..options() };
+    let old = Options { common: common((8, 0)), ..options() };
     for n in [2, 3] {
         ranks(n, &old, |backend| everything(backend, 60 + n as u64, &[DType::F8E4M3, DType::F8E5M2], exact));
     }

@@ -66,6 +66,34 @@ fn graphs_are_counted_until_they_are_gone() {
 }
 
 #[test]
+fn calls_are_captured_even_if_the_driver_refuses_to_mark_them() {
+    let sim = Sim::new();
+    ranks(2, |rank| {
+        let mut vector = untracked(&rank, 100);
+        rank.all_reduce(&mut vector, LONG).unwrap();
+        rank.stream.synchronize().unwrap();
+        simgpu::fail_call_of_this_thread("cuMemsetD32Async", 1, 1);
+        let before = simgpu::driver_calls_of_this_thread(|| ()).of("cuMemsetD32Async");
+        let mut graph = None;
+        let marks = simgpu::driver_calls_of_this_thread(|| {
+            graph = Some(captured(&rank, || {
+                rank.all_reduce(&mut vector, LONG).unwrap();
+                rank.all_reduce(&mut vector, LONG).unwrap();
+            }));
+        });
+        assert_eq!((before, marks.of("cuMemsetD32Async")), (0, 1), "it is asked once");
+        assert_eq!(rank.comm.inner.live_graphs(), 1, "the graph is counted all the same");
+        graph.as_ref().unwrap().launch().unwrap();
+        rank.stream.synchronize().unwrap();
+        assert_eq!(read(&rank.stream, &vector), (0..100).map(|index| 4.0 * (2.0 * (index % 97) as f32 + 1.0)).collect::<Vec<_>>());
+        drop(graph);
+        assert!(none_are_left(&rank.comm));
+        rank.comm.finalize(&Deadline::after(LONG)).unwrap();
+    });
+    sim.finish();
+}
+
+#[test]
 fn a_communicator_that_is_dropped_before_its_graphs_closes_behind_them() {
     let sim = Sim::new();
     ranks(1, |rank| {
