@@ -21,6 +21,7 @@ mod lanes;
 mod lent_buffers;
 mod many;
 mod matrix;
+mod mean;
 mod messages;
 #[cfg(feature = "cuda")]
 mod no_device;

@@ -2,7 +2,7 @@
 //! background forms.
 
 use crate::call::buffer::{Buffer, BufferMut};
-use crate::call::op::Reduction;
+use crate::call::op::{ReduceOp, Reduction};
 use crate::communicator::Communicator;
 use crate::communicator::prepare::prepared::Source;
 use crate::error::Result;
@@ -73,6 +73,29 @@ impl Communicator {
         D: BufferMut<Element = S::Element> + ?Sized,
     {
         self.execute(self.prepare_all_reduce(Source::Separate(source.memory()), destination.memory_mut(), &op.into()))
+    }
+
+    /// Returns the mean of one number over all ranks, such as the mean loss of a step. Makes one all-reduce of 8 B.
+    ///
+    /// The mean is computed in `f64`. Every rank gets the same bits. If a rank passes NaN, the mean is NaN.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let means = Communicator::run_local(4, |comm| {
+    ///     let loss = comm.rank() as f32; // what this rank's batch gives
+    ///     comm.mean(loss)
+    /// })?;
+    /// assert_eq!(means, [1.5; 4]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The errors common to all collectives.
+    pub fn mean(&self, value: impl Into<f64>) -> Result<f64> {
+        let mut mean = value.into();
+        self.all_reduce(&mut mean, ReduceOp::Avg)?;
+        Ok(mean)
     }
 
     /// Reduces the buffers of all ranks, and writes the result into the root's buffer. The other ranks' buffers do not

@@ -134,6 +134,21 @@ impl Communicator {
         self.core.shared.rank
     }
 
+    /// Returns whether this rank is rank 0. Use it for work that only one rank should do, such as printing.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// let lines = Communicator::run_local(3, |comm| Ok(comm.is_main().then(|| "epoch 1 is done")))?;
+    /// assert_eq!(lines, [Some("epoch 1 is done"), None, None]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// Make collectives outside the `if` that tests this: the other ranks would not make them.
+    #[must_use]
+    pub fn is_main(&self) -> bool {
+        self.rank() == 0
+    }
+
     /// Returns the number of ranks in the communicator.
     #[must_use]
     #[doc(alias = "ncclCommCount")]
