@@ -49,10 +49,12 @@ mod parameter;
 mod power_sgd;
 mod random;
 mod sampler;
+mod seed;
 mod shard;
 mod sharded;
 mod step_health;
 mod step_order;
+mod stop_flag;
 mod tuning;
 
 pub use data_parallel::{Averaged, DataParallel};
@@ -65,8 +67,10 @@ pub use mesh::Mesh;
 pub use parameter::{Float, Parameter};
 pub use power_sgd::{PowerSgd, PowerSgdOptions};
 pub use sampler::{Sampler, Samples, UnevenEnd};
+pub use seed::seed_for;
 pub use shard::Shard;
 pub use sharded::{ShardedOptimizer, Shards, Updated};
+pub use stop_flag::StopFlag;
 
 /// The guide, so that `cargo test --doc` compiles its code and runs the code that needs no launcher and no GPU.
 #[cfg(doctest)]

@@ -25,5 +25,7 @@ mod model;
 mod modes;
 mod network;
 mod sampler;
+mod seed;
 mod sharded;
+mod stop_flag;
 mod trouble;
