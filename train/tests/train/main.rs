@@ -21,6 +21,7 @@ mod hooks;
 mod loss_scaler;
 mod mesh;
 mod mesh_deaths;
+mod metrics;
 mod model;
 mod modes;
 mod network;
