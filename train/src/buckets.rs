@@ -338,6 +338,21 @@ impl Buckets {
         sums.total(&self.comm)
     }
 
+    /// Returns the first parameter whose gradient has an infinite or NaN sum of squares.
+    pub(super) fn first_not_finite(&self) -> Result<Option<usize>> {
+        if self.sum_of_squares(|layout| 0..layout.len)?.is_finite() {
+            return Ok(None);
+        }
+        for (index, Entry { bucket, slot, .. }) in self.entries.iter().enumerate() {
+            let (bucket, mut sum) = (&self.buckets[*bucket], Squares::default());
+            bucket.add_squares(bucket.layout().slots[*slot].range.clone(), &mut sum)?;
+            if !sum.total(&self.comm)?.is_finite() {
+                return Ok(Some(index));
+            }
+        }
+        Ok(None)
+    }
+
     /// Multiplies a part of each bucket.
     pub(super) fn scale(&mut self, part: impl Fn(&BucketLayout) -> Range<usize>, factor: f64) -> Result<()> {
         self.buckets.iter_mut().try_for_each(|bucket| {

@@ -369,6 +369,41 @@ impl Averaged<'_> {
         self.buckets.sum_of_squares(|layout| 0..layout.len).map(f64::sqrt)
     }
 
+    /// Checks that all gradients are finite. Refuses a gradient with an element that is infinite, NaN, or so large that an
+    /// `f64` cannot hold its square. Makes no collective call: every rank has the same gradients, so every rank gets
+    /// the same result.
+    ///
+    /// If the check fails, do not use these gradients: skip the step, or continue from a checkpoint. The next step can
+    /// follow. To find out which rank computed such a gradient, call [`check_finite`](crate::check_finite) with the
+    /// gradients before they are averaged.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// # use collectives_train::{DataParallel, Options, Parameter};
+    /// let errors = Communicator::run_local(2, |comm| {
+    ///     let parameters = vec![Parameter::new::<f32>("weight", &[2]), Parameter::new::<f32>("bias", &[])];
+    ///     let mut model = DataParallel::new(comm, parameters, Options::default())?;
+    ///     model.ready(0, &[1.0_f32, 2.0])?;
+    ///     model.ready(1, &[if comm.rank() == 1 { f32::NAN } else { 0.0 }])?;
+    ///     Ok(model.finish()?.check_finite().unwrap_err().to_string())
+    /// })?;
+    /// assert!(errors[0].contains("parameter 1 \"bias\" (f32[])") && errors[0] == errors[1]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// Reads each gradient once. On a device, this call waits for the caller's stream like [`norm`](Self::norm).
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument`, which names the first parameter with such a gradient, and the errors of [`norm`](Self::norm).
+    pub fn check_finite(&self) -> Result<()> {
+        self.buckets.check_all_there("check_finite")?;
+        let Some(index) = self.buckets.first_not_finite()? else { return Ok(()) };
+        let parameter = self.buckets.parameter(index).map(ToString::to_string).unwrap_or_default();
+        let reason = "its averaged gradient is NaN, infinite or too large; skip this step, or continue from an earlier checkpoint";
+        Err(Error::argument("check_finite", format!("parameter {index} {parameter}: {reason}")))
+    }
+
     /// Scales all gradients down to a [`norm`](Self::norm) of `limit`, if their norm is larger than `limit`. Returns
     /// the norm before scaling. If that norm is not finite, the gradients stay unchanged. In that case, skip the step.
     /// Each product is computed in `f64` and rounded once.

@@ -21,13 +21,16 @@ mod agreement;
 mod any_flat;
 mod bucket;
 mod buckets;
+mod bytes;
 #[cfg(feature = "checkpoint")]
 pub mod checkpoint;
+mod comparison;
 mod data_parallel;
 #[cfg(feature = "cuda")]
 mod device;
 #[cfg(feature = "checkpoint")]
 mod event;
+mod finite;
 mod flat;
 mod fully_sharded;
 mod hook;
@@ -49,6 +52,8 @@ mod metrics;
 mod parameter;
 mod power_sgd;
 mod random;
+mod replicas;
+mod same;
 mod sampler;
 mod seed;
 mod shard;
@@ -59,6 +64,7 @@ mod stop_flag;
 mod tuning;
 
 pub use data_parallel::{Averaged, DataParallel};
+pub use finite::check_finite;
 pub use flat::Flat;
 pub use fully_sharded::{FullySharded, FullyShardedOptions, ReducedGradients, ShardingStrategy, Unit};
 pub use hook::{AllReduce, Compress, Hook, Progress};
@@ -68,6 +74,8 @@ pub use mesh::Mesh;
 pub use metrics::Metrics;
 pub use parameter::{Float, Parameter};
 pub use power_sgd::{PowerSgd, PowerSgdOptions};
+pub use replicas::check_replicas;
+pub use same::check_same;
 pub use sampler::{Sampler, Samples, UnevenEnd};
 pub use seed::seed_for;
 pub use shard::Shard;

@@ -36,7 +36,6 @@
 compile_error!("the feature `checkpoint` supports only little-endian processors: it writes numbers in the byte order of memory");
 
 mod batches;
-mod bytes;
 mod contents;
 mod directory;
 mod file;
@@ -52,6 +51,8 @@ mod reader;
 mod regular_file;
 mod shares;
 mod writer;
+
+use crate::bytes;
 
 pub use piece::Piece;
 pub use reader::Checkpoint;

@@ -12,6 +12,7 @@ mod processes;
 mod averages;
 #[cfg(feature = "checkpoint")]
 mod checkpoint;
+mod checks;
 mod edges;
 mod example;
 mod fully_sharded;
