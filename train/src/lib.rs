@@ -99,7 +99,6 @@ mod guide {
         readme = "../README.md";
         #[cfg(feature = "cuda")]
         training = "../docs/training.md";
-        #[cfg(feature = "checkpoint")]
         training_loops = "../docs/training-loops.md";
         training_sharding = "../docs/training-sharding.md";
         training_tensors = "../docs/training-tensors.md";

@@ -20,7 +20,8 @@ pub enum UnevenEnd {
     /// are always left out.
     Drop,
     /// Each sample is taken once. Some ranks then have one sample fewer than others. So make sure that all ranks take
-    /// the same number of steps, or make no collectives while you process the samples, for example in an evaluation.
+    /// the same number of steps, or make no collectives while you process the samples, for example in an evaluation with
+    /// [`Metrics`](crate::Metrics).
     Keep,
 }
 

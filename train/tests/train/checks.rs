@@ -265,7 +265,7 @@ fn the_rank_the_value_and_the_place_of_nan_and_infinity_are_named() {
     for wiring in [Wiring::Shm, Wiring::Tcp] {
         let text = refused(wiring, 3, |comm| check_finite(comm, "loss", &[[0.5, 0.5, f32::NAN][comm.rank()]]));
         assert_words(&text, &["check_finite: \"loss\" is NaN on rank 2 (host", "skip this step"]);
-        let mut gradient = vec![bf16::ONE; 77];
+        let mut gradient = [bf16::ONE; 77];
         gradient[70] = bf16::NEG_INFINITY;
         let text = refused(wiring, 4, |comm| check_finite(comm, "gradient", &gradient[..comm.rank() * 25]));
         assert_words(&text, &["element 70 of 75 of \"gradient\" is -inf on rank 3"]);
