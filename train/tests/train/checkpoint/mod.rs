@@ -8,6 +8,7 @@ mod killed_training;
 mod kills;
 mod names;
 mod round_trips;
+mod signals;
 mod tensors;
 mod training;
 mod trouble;
