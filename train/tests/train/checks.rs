@@ -1,12 +1,13 @@
 //! Ranks that differ in a value or a parameter, and ranks with NaN, are named on every rank. The communicator works on.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use collectives::{Communicator, DType, ReduceOp, Result, TypedBytes, bf16, f16};
 use collectives_train::{DataParallel, Float, Options, Parameter, check_finite, check_replicas, check_same};
 
 use crate::common::random::Random;
-use crate::common::ranks::{Wiring, processes, threads};
+use crate::common::ranks::{Wiring, communicators, each, processes, threads};
 
 /// Runs a check that fails on every rank, and returns the text that all ranks get.
 fn refused(wiring: Wiring, world_size: usize, check: impl Fn(&Communicator) -> Result<()> + Sync) -> String {
@@ -108,6 +109,37 @@ fn a_value_that_one_rank_cannot_print_is_an_error_on_every_rank() {
     assert_words(&errors[2], &["check_same: \"value\": the value cannot be printed"]);
     assert_words(&errors[0], &["with printable, but rank 2 called check_same(\"value\") with a value that cannot be printed"]);
     threads(Wiring::Shm, 2, |comm| assert!(check_same(comm, "value", &Unprintable(true)).is_err()));
+}
+
+/// Panics on one rank instead of being printed.
+struct Panicking(bool);
+
+impl fmt::Debug for Panicking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        assert!(!self.0, "this is the panic of a test");
+        f.write_str("calm")
+    }
+}
+
+#[test]
+fn a_rank_whose_value_or_iterator_panics_leaves_no_other_rank_waiting() {
+    for wiring in [Wiring::Shm, Wiring::Tcp] {
+        for of_parameters in [false, true] {
+            each(communicators(wiring, 3), |comm| {
+                let panics = comm.rank() == 1;
+                let parameters =
+                    [1.0_f32].iter().map(|value| if panics { panic!("this is the panic of a test") } else { ("weight", *value) });
+                let check = || match of_parameters {
+                    true => check_replicas(&comm, parameters),
+                    false => check_same(&comm, "value", &Panicking(panics)),
+                };
+                match catch_unwind(AssertUnwindSafe(check)) {
+                    Ok(result) => assert!(result.unwrap_err().is_peer_lost()),
+                    Err(_) => assert!(panics),
+                }
+            });
+        }
+    }
 }
 
 #[test]
