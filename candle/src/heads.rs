@@ -23,13 +23,12 @@ impl AttentionHeads {
     /// keys and one of the values, and several ranks have the same heads.
     ///
     /// ```
-    /// use collectives::Communicator;
-    /// use collectives_candle::AttentionHeads;
+    /// use collectives_candle::{AttentionHeads, run_local};
     ///
     /// let heads = AttentionHeads { query: 32, key_value: 2, width: 128 };
-    /// let own = Communicator::run_local(4, |comm| Ok(heads.of_rank(comm).expect("32 query heads, 2 of keys and values, 4 ranks")))?;
+    /// let own = run_local(4, |comm| heads.of_rank(comm))?;
     /// assert_eq!(own, [AttentionHeads { query: 8, key_value: 1, width: 128 }; 4]); // of keys, ranks 0 and 1 have the same head
-    /// # Ok::<(), collectives::Error>(())
+    /// # Ok::<(), candle_core::Error>(())
     /// ```
     ///
     /// # Errors

@@ -90,20 +90,16 @@ fn on_parts(comm: &Communicator, tensor: &Tensor, call: Call) -> Result<()> {
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use collectives::Communicator;
-/// use collectives_candle::all_gather_in_place;
+/// use collectives_candle::{all_gather_in_place, run_local};
 ///
-/// let all = Communicator::run_local(3, |comm| {
-///     let run = || -> candle_core::Result<Vec<f32>> {
-///         let all = Tensor::zeros(3, candle_core::DType::F32, &Device::Cpu)?;
-///         all.slice_set(&Tensor::new(&[comm.rank() as f32 + 1.0], &Device::Cpu)?, 0, comm.rank())?;
-///         all_gather_in_place(comm, &all)?;
-///         all.to_vec1()
-///     };
-///     Ok(run().expect("candle"))
+/// let all = run_local(3, |comm| {
+///     let all = Tensor::zeros(3, candle_core::DType::F32, &Device::Cpu)?;
+///     all.slice_set(&Tensor::new(&[comm.rank() as f32 + 1.0], &Device::Cpu)?, 0, comm.rank())?;
+///     all_gather_in_place(comm, &all)?;
+///     all.to_vec1::<f32>()
 /// })?;
 /// assert_eq!(all, [[1.0, 2.0, 3.0]; 3]);
-/// # Ok::<(), collectives::Error>(())
+/// # Ok::<(), candle_core::Error>(())
 /// ```
 ///
 /// # Errors

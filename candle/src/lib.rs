@@ -10,28 +10,26 @@
 //!   its share of the weights from safetensors files. Layers with the same input, such as queries, keys and values, can
 //!   share one matrix. [`AttentionHeads`] computes how many heads a rank has.
 //! - [`DataParallel`] averages the gradients of a backward pass.
+//! - [`run_local`] runs ranks as threads, for tests. [`cause`] finds the error of a collective in an error of candle.
 //!
 //! ```
 //! use candle_core::{Device, Tensor, Var};
-//! use collectives::{Communicator, ReduceOp};
-//! use collectives_candle::{all_gather, all_reduce};
+//! use collectives::ReduceOp;
+//! use collectives_candle::{all_gather, all_reduce, run_local};
 //!
-//! let slopes = Communicator::run_local(2, |comm| {
-//!     let run = || -> candle_core::Result<Vec<f32>> {
-//!         let x = Var::new(&[1.0_f32 + comm.rank() as f32, 3.0], &Device::Cpu)?;
-//!         let whole = all_gather(comm, &x, 0)?; // [1, 3, 2, 3] on both ranks
-//!         let loss = all_reduce(comm, &whole.sqr()?.sum_all()?, ReduceOp::Avg)?;
-//!         loss.backward()?.get(&x).expect("it is a leaf").to_vec1()
-//!     };
-//!     Ok(run().expect("candle"))
+//! let slopes = run_local(2, |comm| {
+//!     let x = Var::new(&[1.0_f32 + comm.rank() as f32, 3.0], &Device::Cpu)?;
+//!     let whole = all_gather(comm, &x, 0)?; // [1, 3, 2, 3] on both ranks
+//!     let loss = all_reduce(comm, &whole.sqr()?.sum_all()?, ReduceOp::Avg)?;
+//!     loss.backward()?.get(&x).expect("it is a leaf").to_vec1::<f32>()
 //! })?;
 //! assert_eq!(slopes, [[4.0, 12.0], [8.0, 12.0]]); // the gradients of both ranks' losses together
-//! # Ok::<(), collectives::Error>(())
+//! # Ok::<(), candle_core::Error>(())
 //! ```
 //!
 //! All ranks must make the same calls, with the same types and shapes, in the same order. Backward passes make calls
 //! too, so all ranks must also run the same backward passes in the same order. If ranks make different calls, all ranks
-//! get an error that names two of these calls. candle's error type wraps this error.
+//! get an error that names two of these calls. candle's error type wraps this error: see [`cause`].
 //!
 //! All types that candle computes with are supported: `u8`, `u32`, `i16`, `i32`, `i64`, `bf16`, `f16`, `f32`, `f64` and
 //! `F8E4M3`. A tensor that is not contiguous is copied first.
@@ -43,9 +41,11 @@ mod column;
 mod cuda;
 mod data_parallel;
 mod embedding;
+mod error;
 mod function;
 mod heads;
 mod in_place;
+mod local;
 mod loss;
 mod memory;
 mod regions;
@@ -58,9 +58,12 @@ use collectives::Communicator;
 pub use column::ColumnParallelLinear;
 pub use data_parallel::DataParallel;
 pub use embedding::VocabParallelEmbedding;
+pub use error::cause;
+use error::failed;
 pub use function::{all_gather, all_reduce, all_to_all, broadcast, reduce_scatter};
 pub use heads::AttentionHeads;
 pub use in_place::{all_gather_in_place, all_reduce_in_place, all_to_all_in_place, broadcast_in_place, reduce_scatter_in_place};
+pub use local::run_local;
 pub use loss::vocab_parallel_cross_entropy;
 pub use regions::{copy_to_ranks, gather_from_ranks, reduce_from_ranks, scatter_to_ranks};
 pub use row::RowParallelLinear;
@@ -80,11 +83,6 @@ pub fn device_of(comm: &Communicator) -> Result<Device> {
     #[cfg(not(feature = "cuda"))]
     let _ = comm;
     Ok(Device::Cpu)
-}
-
-/// Wraps an error of a collective in an error of candle.
-fn failed(error: collectives::Error) -> candle_core::Error {
-    candle_core::Error::wrap(error)
 }
 
 /// The README's program.

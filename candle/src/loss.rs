@@ -21,19 +21,15 @@ use crate::regions::reduce_from_ranks;
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use collectives::Communicator;
-/// use collectives_candle::vocab_parallel_cross_entropy;
+/// use collectives_candle::{run_local, vocab_parallel_cross_entropy};
 ///
-/// let losses = Communicator::run_local(2, |comm| {
-///     let run = || -> candle_core::Result<f32> {
-///         let logits = Tensor::zeros((3, 5), candle_core::DType::F32, &Device::Cpu)?; // 5 of 10, all equal
-///         let targets = Tensor::new(&[0_u32, 4, 9], &Device::Cpu)?;
-///         vocab_parallel_cross_entropy(comm, &logits, &targets)?.to_scalar()
-///     };
-///     Ok(run().expect("candle"))
+/// let losses = run_local(2, |comm| {
+///     let logits = Tensor::zeros((3, 5), candle_core::DType::F32, &Device::Cpu)?; // 5 of 10, all equal
+///     let targets = Tensor::new(&[0_u32, 4, 9], &Device::Cpu)?;
+///     vocab_parallel_cross_entropy(comm, &logits, &targets)?.to_scalar::<f32>()
 /// })?;
 /// assert!((losses[0] - 10.0_f32.ln()).abs() < 1e-6 && losses[0] == losses[1]);
-/// # Ok::<(), collectives::Error>(())
+/// # Ok::<(), candle_core::Error>(())
 /// ```
 ///
 /// # Errors
