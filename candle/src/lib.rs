@@ -9,6 +9,7 @@
 //!   [`vocab_parallel_cross_entropy`] computes the loss of logits that are split over the ranks. Each rank reads only
 //!   its share of the weights from safetensors files. Layers with the same input, such as queries, keys and values, can
 //!   share one matrix. [`AttentionHeads`] computes how many heads a rank has.
+//! - [`send_tensor`] and [`recv_tensor`] pass tensors between the stages of a pipeline.
 //! - [`DataParallel`] averages the gradients of a backward pass.
 //! - [`run_local`] runs ranks as threads, for tests. [`cause`] finds the error of a collective in an error of candle.
 //!
@@ -48,6 +49,7 @@ mod in_place;
 mod local;
 mod loss;
 mod memory;
+mod messages;
 mod regions;
 mod row;
 mod share;
@@ -65,6 +67,7 @@ pub use heads::AttentionHeads;
 pub use in_place::{all_gather_in_place, all_reduce_in_place, all_to_all_in_place, broadcast_in_place, reduce_scatter_in_place};
 pub use local::run_local;
 pub use loss::vocab_parallel_cross_entropy;
+pub use messages::{recv_tensor, send_tensor};
 pub use regions::{copy_to_ranks, gather_from_ranks, reduce_from_ranks, scatter_to_ranks};
 pub use row::RowParallelLinear;
 
