@@ -1,5 +1,6 @@
 //! Linear layers whose outputs are split over the ranks: one layer per matrix, or several side by side in one.
 
+use candle_core::shape::Dim;
 use candle_core::{D, Module, Result, Tensor};
 use candle_nn::Linear;
 use candle_nn::var_builder::{Shard, ShardedVarBuilder};
@@ -8,18 +9,21 @@ use collectives::Communicator;
 use crate::function::all_gather;
 use crate::heads::AttentionHeads;
 use crate::regions::{copy_to_ranks, gather_from_ranks};
-use crate::share::{expect, part_of, shard, share};
+use crate::share::{expect, expect_same_part, part_of, shard, share};
 
 /// A linear layer that computes this rank's share of the outputs. On every rank, an input of shape `[.., inputs]`
 /// becomes an output of shape `[.., outputs / ranks]`.
 ///
 /// Several layers with the same input can share one matrix ([`load_multi`](Self::load_multi),
 /// [`load_qkv`](Self::load_qkv)), so one multiplication computes the outputs of all these layers.
+///
+/// The multiplication is done by an inner layer `M`, which is a [`Linear`] unless you pass another module to
+/// [`over`](Self::over).
 #[derive(Debug, Clone)]
-pub struct ColumnParallelLinear {
+pub struct ColumnParallelLinear<M = Linear> {
     comm: Communicator,
-    linear: Linear,
-    /// The number of this rank's outputs, for each layer in the matrix.
+    inner: M,
+    /// The number of this rank's outputs, for each layer in the matrix. Empty if the matrix has a single layer.
     parts: Vec<usize>,
     gathers: bool,
     sequence: Option<usize>,
@@ -35,7 +39,7 @@ impl ColumnParallelLinear {
     pub fn new(comm: &Communicator, weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
         let (outputs, _) = weight.dims2()?;
         bias.iter().try_for_each(|bias| expect("the bias", bias, &[outputs]))?;
-        Ok(Self { comm: comm.clone(), linear: Linear::new(weight, bias), parts: vec![outputs], gathers: false, sequence: None })
+        Ok(Self::over(comm, Linear::new(weight, bias)))
     }
 
     /// Creates the layer from this rank's part of a whole layer.
@@ -68,22 +72,18 @@ impl ColumnParallelLinear {
     /// ```
     /// # use candle_core::{DType, Device, Tensor};
     /// # use candle_nn::var_builder::ShardedSafeTensors;
-    /// # use collectives::Communicator;
-    /// use collectives_candle::ColumnParallelLinear;
+    /// use collectives_candle::{ColumnParallelLinear, run_local};
     ///
     /// # let path = std::env::temp_dir().join(format!("load-multi-{}.safetensors", std::process::id()));
     /// # let layer = |value: f32, outputs: usize| Tensor::full(value, (outputs, 2), &Device::Cpu);
     /// # let file = std::collections::HashMap::from([("gate.weight", layer(1.0, 6)?), ("up.weight", layer(3.0, 6)?)]);
     /// # candle_core::safetensors::save(&file, &path)?;
-    /// let outputs = Communicator::run_local(3, |comm| {
-    ///     let run = || -> candle_core::Result<Vec<Vec<Vec<f32>>>> {
-    ///         // SAFETY: no process writes to the file while it is mapped.
-    ///         let files = unsafe { ShardedSafeTensors::var_builder(&[&path], DType::F32, &Device::Cpu)? };
-    ///         let layer = ColumnParallelLinear::load_multi(comm, 2, &[("gate", 6), ("up", 6)], false, &files)?;
-    ///         let parts = layer.forward_parts(&Tensor::ones((1, 2), DType::F32, &Device::Cpu)?)?;
-    ///         parts.iter().map(Tensor::to_vec2).collect()
-    ///     };
-    ///     Ok(run().expect("candle"))
+    /// let outputs = run_local(3, |comm| {
+    ///     // SAFETY: no process writes to the file while it is mapped.
+    ///     let files = unsafe { ShardedSafeTensors::var_builder(&[&path], DType::F32, &Device::Cpu)? };
+    ///     let layer = ColumnParallelLinear::load_multi(comm, 2, &[("gate", 6), ("up", 6)], false, &files)?;
+    ///     let parts = layer.forward_parts(&Tensor::ones((1, 2), DType::F32, &Device::Cpu)?)?;
+    ///     parts.iter().map(Tensor::to_vec2::<f32>).collect::<candle_core::Result<Vec<_>>>()
     /// })?;
     /// # std::fs::remove_file(&path)?;
     /// assert_eq!(outputs[0], [[[2.0, 2.0]], [[6.0, 6.0]]]); // two of the six outputs of each
@@ -145,11 +145,47 @@ impl ColumnParallelLinear {
     /// Joins several layers with the same input into one.
     fn merge(layers: Vec<Self>) -> Result<Self> {
         let Some(first) = layers.first() else { candle_core::bail!("no layers were passed; at least one is needed") };
-        let weights: Vec<&Tensor> = layers.iter().map(|layer| layer.linear.weight()).collect();
-        let biases: Vec<&Tensor> = layers.iter().filter_map(|layer| layer.linear.bias()).collect();
+        let weights: Vec<&Tensor> = layers.iter().map(|layer| layer.inner.weight()).collect();
+        let biases: Vec<&Tensor> = layers.iter().filter_map(|layer| layer.inner.bias()).collect();
         let bias = if biases.is_empty() { None } else { Some(Tensor::cat(&biases, 0)?) };
         let parts = weights.iter().map(|weight| weight.dim(0)).collect::<Result<_>>()?;
         Ok(Self { parts, ..Self::new(&first.comm, Tensor::cat(&weights, 0)?, bias)? })
+    }
+
+    /// Returns this rank's weight.
+    #[must_use]
+    pub fn weight(&self) -> &Tensor {
+        self.inner.weight()
+    }
+}
+
+impl<M: Module> ColumnParallelLinear<M> {
+    /// Creates the layer from any module that computes this rank's share of the outputs, such as a quantised matrix.
+    /// The module may also add this rank's part of a bias.
+    ///
+    /// ```
+    /// use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
+    /// use candle_core::{DType, Device, Module, Tensor};
+    /// use collectives_candle::{ColumnParallelLinear, run_local};
+    ///
+    /// let shapes = run_local(2, |comm| {
+    ///     let part = Tensor::ones((3, 32), DType::F32, &Device::Cpu)?; // of a weight of shape 6 × 32
+    ///     let part = QMatMul::from_qtensor(QTensor::quantize(&part, GgmlDType::Q8_0)?)?;
+    ///     let layer = ColumnParallelLinear::over(comm, part).gathering();
+    ///     Ok(layer.forward(&Tensor::ones((1, 32), DType::F32, &Device::Cpu)?)?.dims().to_vec())
+    /// })?;
+    /// assert_eq!(shapes, [[1, 6]; 2]);
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
+    #[must_use]
+    pub fn over(comm: &Communicator, inner: M) -> Self {
+        Self { comm: comm.clone(), inner, parts: Vec::new(), gathers: false, sequence: None }
+    }
+
+    /// Returns the inner layer.
+    #[must_use]
+    pub fn inner(&self) -> &M {
+        &self.inner
     }
 
     /// Makes the layer return all outputs on every rank. The forward pass then makes one [`all_gather`] for each layer
@@ -178,27 +214,60 @@ impl ColumnParallelLinear {
     ///
     /// The errors of [`all_gather`] and of candle.
     pub fn forward_parts(&self, input: &Tensor) -> Result<Vec<Tensor>> {
+        self.forward_parts_on(&self.comm, input)
+    }
+
+    /// Computes what [`forward`](Module::forward) computes, but makes its calls on another communicator, in which this
+    /// rank has the same number: see [`RowParallelLinear::forward_on`](crate::RowParallelLinear::forward_on).
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`forward_parts_on`](Self::forward_parts_on).
+    pub fn forward_on(&self, comm: &Communicator, input: &Tensor) -> Result<Tensor> {
+        match &self.forward_parts_on(comm, input)?[..] {
+            [one] => Ok(one.clone()),
+            parts => Tensor::cat(parts, D::Minus1),
+        }
+    }
+
+    /// Computes what [`forward_parts`](Self::forward_parts) computes, but makes its calls on another communicator, like
+    /// [`forward_on`](Self::forward_on).
+    ///
+    /// # Errors
+    ///
+    /// Fails if the rank's number or the world size differs from the layer's own communicator. Also fails if
+    /// [`all_gather`], the inner layer or candle fails.
+    pub fn forward_parts_on(&self, comm: &Communicator, input: &Tensor) -> Result<Vec<Tensor>> {
+        expect_same_part(&self.comm, comm)?;
         let input = match self.sequence {
-            Some(dimension) => all_gather(&self.comm, input, dimension)?,
-            None => copy_to_ranks(&self.comm, input)?,
+            Some(dimension) => all_gather(comm, input, dimension)?,
+            None => copy_to_ranks(comm, input)?,
         };
-        let output = self.linear.forward(&input.contiguous()?)?;
+        let parts = self.divide(self.inner.forward(&input.contiguous()?)?)?;
+        if !self.gathers {
+            return Ok(parts);
+        }
+        parts.iter().map(|part| gather_from_ranks(comm, part, D::Minus1.to_index(part.shape(), "gathering")?)).collect()
+    }
+
+    /// Divides the outputs of the matrix into those of its layers.
+    fn divide(&self, output: Tensor) -> Result<Vec<Tensor>> {
+        if self.parts.is_empty() {
+            return Ok(vec![output]);
+        }
         let mut from = 0;
         let part = |own: &usize| {
             let part = output.narrow(D::Minus1, from, *own)?;
             from += own;
-            if self.gathers { gather_from_ranks(&self.comm, &part, part.rank() - 1) } else { Ok(part) }
+            Ok(part)
         };
         self.parts.iter().map(part).collect()
     }
 }
 
-impl Module for ColumnParallelLinear {
+impl<M: Module> Module for ColumnParallelLinear<M> {
     /// Returns the parts, concatenated along the last dimension.
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        match &self.forward_parts(input)?[..] {
-            [one] => Ok(one.clone()),
-            parts => Tensor::cat(parts, D::Minus1),
-        }
+        self.forward_on(&self.comm, input)
     }
 }

@@ -6,7 +6,7 @@ use collectives::{Communicator, ReduceOp};
 
 use crate::function::reduce_scatter;
 use crate::regions::reduce_from_ranks;
-use crate::share::{expect, part_of, shard, share};
+use crate::share::{expect, expect_same_part, part_of, shard, share};
 
 /// An embedding that has this rank's share of the rows. On every rank, ids of shape `[..]` become an output of shape
 /// `[.., width]`.
@@ -64,20 +64,37 @@ impl VocabParallelEmbedding {
         self.sequence = Some(dimension);
         self
     }
-}
+    /// Returns this rank's rows, for example for a layer that computes the logits with the same weight.
+    #[must_use]
+    pub fn weight(&self) -> &Tensor {
+        &self.weight
+    }
 
-impl Module for VocabParallelEmbedding {
-    fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+    /// Computes what [`forward`](Module::forward) computes, but makes its calls on another communicator, in which this
+    /// rank has the same number: see [`RowParallelLinear::forward_on`](crate::RowParallelLinear::forward_on).
+    ///
+    /// # Errors
+    ///
+    /// Fails if the rank's number or the world size differs from the layer's own communicator, if an id is outside the
+    /// vocabulary, or if [`Communicator::all_reduce`] or candle fails.
+    pub fn forward_on(&self, comm: &Communicator, ids: &Tensor) -> Result<Tensor> {
+        expect_same_part(&self.comm, comm)?;
         let (rows, width) = self.weight.dims2()?;
-        let (own, is_own) = own_ids(&self.comm, ids, rows)?;
+        let (own, is_own) = own_ids(comm, ids, rows)?;
         let found = self.weight.embedding(&own.flatten_all()?)?;
         let is_own = is_own.flatten_all()?.to_dtype(self.weight.dtype())?.unsqueeze(D::Minus1)?;
         let shape: Vec<usize> = ids.dims().iter().copied().chain([width]).collect();
         let found = found.broadcast_mul(&is_own)?.reshape(shape)?;
         match self.sequence {
-            Some(dimension) => reduce_scatter(&self.comm, &found, dimension, ReduceOp::Sum),
-            None => reduce_from_ranks(&self.comm, &found),
+            Some(dimension) => reduce_scatter(comm, &found, dimension, ReduceOp::Sum),
+            None => reduce_from_ranks(comm, &found),
         }
+    }
+}
+
+impl Module for VocabParallelEmbedding {
+    fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+        self.forward_on(&self.comm, ids)
     }
 }
 

@@ -8,7 +8,8 @@
 //! - [`ColumnParallelLinear`], [`RowParallelLinear`] and [`VocabParallelEmbedding`] are layers for such a split part.
 //!   [`vocab_parallel_cross_entropy`] computes the loss of logits that are split over the ranks. Each rank reads only
 //!   its share of the weights from safetensors files. Layers with the same input, such as queries, keys and values, can
-//!   share one matrix. [`AttentionHeads`] computes how many heads a rank has.
+//!   share one matrix. [`AttentionHeads`] computes how many heads a rank has. Layers can contain any module, for
+//!   example a quantised matrix. Several threads can share a layer, each with its own communicator.
 //! - [`send_tensor`] and [`recv_tensor`] pass tensors between the stages of a pipeline.
 //! - [`DataParallel`] averages the gradients of a backward pass.
 //! - [`run_local`] runs ranks as threads, for tests. [`cause`] finds the error of a collective in an error of candle.

@@ -36,3 +36,16 @@ pub(crate) fn share(what: &str, comm: &Communicator, whole: usize) -> Result<usi
     let next = whole.next_multiple_of(ranks);
     candle_core::bail!("{whole} {what} cannot be split between {ranks} ranks; add {} as padding, to reach {next}", next - whole)
 }
+
+/// Refuses a communicator in which this rank does not have the part that a layer has.
+pub(crate) fn expect_same_part(own: &Communicator, other: &Communicator) -> Result<()> {
+    let place = |comm: &Communicator| (comm.rank(), comm.world_size());
+    let ((rank, ranks), (other_rank, other_ranks)) = (place(own), place(other));
+    if (rank, ranks) == (other_rank, other_ranks) {
+        return Ok(());
+    }
+    candle_core::bail!(
+        "the layer has the part of rank {rank} of {ranks}, but this rank is rank {other_rank} of {other_ranks} in the communicator that was \
+         passed; pass a lane of the layer's own communicator"
+    )
+}
