@@ -10,6 +10,7 @@
 //!   its share of the weights from safetensors files. Layers with the same input, such as queries, keys and values, can
 //!   share one matrix. [`AttentionHeads`] computes how many heads a rank has. Layers can contain any module, for
 //!   example a quantised matrix. Several threads can share a layer, each with its own communicator.
+//! - [`ExpertParallel`] is a mixture of experts that are spread over the ranks.
 //! - [`send_tensor`] and [`recv_tensor`] pass tensors between the stages of a pipeline.
 //! - [`DataParallel`] averages the gradients of a backward pass.
 //! - [`run_local`] runs ranks as threads, for tests. [`cause`] finds the error of a collective in an error of candle.
@@ -44,6 +45,8 @@ mod cuda;
 mod data_parallel;
 mod embedding;
 mod error;
+mod exchange;
+mod experts;
 mod function;
 mod heads;
 mod in_place;
@@ -52,6 +55,7 @@ mod loss;
 mod memory;
 mod messages;
 mod regions;
+mod routing;
 mod row;
 mod share;
 
@@ -63,6 +67,7 @@ pub use data_parallel::DataParallel;
 pub use embedding::VocabParallelEmbedding;
 pub use error::cause;
 use error::failed;
+pub use experts::ExpertParallel;
 pub use function::{all_gather, all_reduce, all_to_all, broadcast, reduce_scatter};
 pub use heads::AttentionHeads;
 pub use in_place::{all_gather_in_place, all_reduce_in_place, all_to_all_in_place, broadcast_in_place, reduce_scatter_in_place};
