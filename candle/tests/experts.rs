@@ -281,7 +281,7 @@ fn differences_between_ranks_are_named() {
 }
 
 #[test]
-fn an_expert_that_fails_or_changes_the_shape_is_an_error() {
+fn an_expert_that_fails_or_panics_or_a_lost_rank_is_an_error() {
     let error = run_local(2, |comm| {
         let number = comm.rank();
         let expert = func(move |x| if number == 1 { x.narrow(1, 0, 2) } else { Ok(x.clone()) });
@@ -289,6 +289,20 @@ fn an_expert_that_fails_or_changes_the_shape_is_an_error() {
         ExpertParallel::new(comm, vec![expert])?.forward(&tensor(1, &[1, WIDTH]), &ids, &weights)
     });
     assert!(error.unwrap_err().to_string().contains("expert 0 of this rank returned F32 [2, 2] for F32 [2, 6]"));
+    // A panic of an expert, or a rank that leaves, does not leave the other ranks waiting.
+    let error = run_local(2, |comm| {
+        let number = comm.rank();
+        let expert = func(move |x| if number == 1 { panic!("on purpose") } else { Ok(x.clone()) });
+        let (ids, weights) = (Tensor::new(&[[1_u32]], &Device::Cpu)?, Tensor::new(&[[1.0_f32]], &Device::Cpu)?);
+        ExpertParallel::new(comm, vec![expert])?.forward(&tensor(1, &[1, WIDTH]), &ids, &weights)
+    });
+    assert!(error.unwrap_err().to_string().contains("rank 1"));
+    let errors = run_local(2, |comm| {
+        let layer = layer(comm)?;
+        let (ids, weights) = (Tensor::new(&[[1_u32]], &Device::Cpu)?, Tensor::new(&[[1.0_f32]], &Device::Cpu)?);
+        Ok((comm.rank() == 0).then(|| layer.forward(&tensor(1, &[1, WIDTH]), &ids, &weights)).and_then(Result::err))
+    });
+    assert!(cause(errors.unwrap()[0].as_ref().unwrap()).unwrap().is_peer_lost());
     let error = run_local(2, |comm| ExpertParallel::<Linear>::new(comm, Vec::new()).map(drop)).unwrap_err();
     assert!(error.to_string().contains("no rank has an expert") && cause(&error).is_none());
 }
