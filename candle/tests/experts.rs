@@ -71,18 +71,19 @@ fn divisions(tokens: usize, ranks: usize) -> Vec<Vec<usize>> {
     vec![equal, one(0), one(ranks - 1), uneven]
 }
 
-/// The numbers of the experts of each rank, in blocks of unequal lengths; the second of four ranks has none.
-fn held(ranks: usize) -> Vec<std::ops::Range<usize>> {
-    match ranks {
-        1 => vec![0..5],
-        2 => vec![0..2, 2..5],
-        3 => vec![0..1, 1..2, 2..5],
-        _ => vec![0..2, 2..2, 2..4, 4..5],
-    }
+/// The numbers of a rank's experts, in blocks of unequal lengths; the second of four ranks has none.
+fn held(ranks: usize, rank: usize) -> std::ops::Range<usize> {
+    let bounds: &[usize] = match ranks {
+        1 => &[0, 5],
+        2 => &[0, 2, 5],
+        3 => &[0, 1, 2, 5],
+        _ => &[0, 2, 2, 4, 5],
+    };
+    bounds[rank]..bounds[rank + 1]
 }
 
 fn layer(comm: &Communicator) -> Result<ExpertParallel<Linear>> {
-    let own = held(comm.world_size())[comm.rank()].clone();
+    let own = held(comm.world_size(), comm.rank());
     ExpertParallel::new(comm, own.map(|expert| Linear::new(weight(expert), None)).collect())
 }
 
@@ -128,6 +129,7 @@ fn every_division_of_tokens_and_experts_gives_the_bits_of_one_process() {
                 for counts in divisions(case.ids.len(), ranks) {
                     let found = run_local(ranks, |comm| {
                         let mut layer = layer(comm)?;
+                        assert_eq!(layer.experts().len(), held(ranks, comm.rank()).len());
                         if let Some(capacity) = capacity {
                             layer = layer.capacity(capacity);
                         }
@@ -168,7 +170,7 @@ fn gradients_are_those_of_experts_that_see_every_token() {
         for ranks in 1..=4 {
             for counts in divisions(case.ids.len(), ranks) {
                 let found = run_local(ranks, |comm| {
-                    let own = held(ranks)[comm.rank()].clone();
+                    let own = held(ranks, comm.rank());
                     let matrices: Vec<Var> = own.map(|expert| Var::from_tensor(&weight(expert))).collect::<Result<_>>()?;
                     let experts = matrices.iter().map(|matrix| Linear::new(matrix.as_tensor().clone(), None)).collect();
                     let (tokens, ids, weights) = case.part(&counts, comm.rank())?;

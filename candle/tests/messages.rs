@@ -149,6 +149,23 @@ fn a_sender_that_announces_much_and_leaves_costs_no_memory() {
 }
 
 #[test]
+fn a_receive_that_gives_up_leaves_the_tensor_to_the_next_receive() {
+    run_local(2, |comm| {
+        let sent = tensor(&[3, 100_000], DType::F32);
+        if comm.rank() == 0 {
+            comm.recv(&mut 0_u8, Envelope::rank(1).tag(9)).map_err(std::io::Error::other)?;
+            return send_tensor(comm, &sent, 1, 4);
+        }
+        let error = recv_tensor(&comm.with_timeout(std::time::Duration::from_millis(1)), 0, 4, &Device::Cpu).unwrap_err();
+        assert!(cause(&error).unwrap().is_timeout(), "{error}");
+        comm.send(&1_u8, Envelope::rank(0).tag(9)).map_err(std::io::Error::other)?;
+        assert_eq!(read(&recv_tensor(comm, 0, 4, &Device::Cpu)?), read(&sent));
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
 fn wrong_arguments_are_refused_before_anything_is_sent() {
     let errors = run_local(1, |comm| {
         let many = Tensor::ones(vec![1; 17], DType::F32, &Device::Cpu)?;

@@ -94,6 +94,28 @@ fn a_module_of_the_program_can_be_split() {
 }
 
 #[test]
+fn an_embedding_and_the_layer_of_the_logits_can_share_a_weight() {
+    let (table, ids) = (tensor(1, &[VOCABULARY, 8]), Tensor::new(&[[0_u32, 35], [17, 4]], &Device::Cpu).unwrap());
+    let whole = candle_nn::Embedding::new(table.clone(), 8).forward(&ids).unwrap();
+    let expected = Linear::new(table.clone(), None).forward(&whole).unwrap();
+    for ranks in 1..=4 {
+        let found = run_local(ranks, |comm| {
+            let embedding = VocabParallelEmbedding::split(comm, &table)?;
+            let logits = ColumnParallelLinear::new(comm, embedding.weight().clone(), None)?.gathering();
+            assert_eq!(bits(logits.weight()), bits(&part(comm, &table, 0)?));
+            assert_eq!(bits(logits.inner().weight()), bits(embedding.weight()));
+            let row = RowParallelLinear::split(comm, &Linear::new(tensor(12, &[8, OUTPUTS]), None))?;
+            assert_eq!(row.weight().dims(), [8, OUTPUTS / ranks]);
+            assert!(row.bias().is_none() && row.inner().bias().is_none());
+            logits.forward(&embedding.forward(&ids)?)
+        });
+        for output in found.unwrap() {
+            assert!(largest_difference(&output, &expected) < 1e-5, "{ranks} ranks");
+        }
+    }
+}
+
+#[test]
 fn what_does_not_fit_is_an_error() {
     let errors = run_local(2, |comm| {
         let scalar = Tensor::new(1.0_f32, &Device::Cpu)?;
