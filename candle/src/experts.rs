@@ -66,14 +66,17 @@ impl<M: Module> ExpertParallel<M> {
     ///
     /// # Errors
     ///
-    /// Fails if no rank has an expert, or if [`Communicator::all_gather`] fails.
+    /// Fails if no rank has an expert, if the ranks have more than a million experts, or if
+    /// [`Communicator::all_gather`] fails.
     pub fn new(comm: &Communicator, experts: Vec<M>) -> Result<Self> {
         let mut held = vec![0_u64; comm.world_size()];
         comm.all_gather_into(&(experts.len() as u64), &mut held).map_err(failed)?;
-        let held: Vec<usize> = held.into_iter().map(|count| count as usize).collect();
-        if held.iter().all(|count| *count == 0) {
-            candle_core::bail!("ExpertParallel::new: no rank has an expert; at least one rank needs one");
+        match held.iter().try_fold(0_u64, |sum, count| sum.checked_add(*count)) {
+            Some(0) => candle_core::bail!("ExpertParallel::new: no rank has an expert; at least one rank needs one"),
+            Some(1..=MAX_EXPERTS) => {}
+            _ => candle_core::bail!("ExpertParallel::new: the ranks have {held:?} experts; at most {MAX_EXPERTS} are possible"),
         }
+        let held = held.into_iter().map(|count| count as usize).collect();
         Ok(Self { comm: comm.clone(), experts, held, capacity: None })
     }
 
@@ -215,6 +218,9 @@ fn choices(experts: usize, tokens: &Tensor, ids: &Tensor, weights: &Tensor) -> R
     ids.to_dtype(DType::I64)?.flatten_all()?.to_vec1()?.into_iter().enumerate().map(id).collect()
 }
 
+/// The most experts of all ranks together. So the numbers that ranks exchange take little memory.
+const MAX_EXPERTS: u64 = 1 << 20;
+
 /// The number of values that ranks exchange before the numbers of their choices.
 const TERMS: usize = 5;
 
@@ -243,7 +249,13 @@ fn agree(
     if let Some(rank) = ranks.iter().position(|terms| terms[..TERMS] != ranks[0][..TERMS]) {
         candle_core::bail!("ExpertParallel: rank 0 passed {}, but rank {rank} passed {}", describe(ranks[0]), describe(ranks[rank]));
     }
-    Ok((choices, ranks.iter().flat_map(|terms| &terms[TERMS..]).map(|count| *count as usize).collect()))
+    let counts: Vec<u64> = ranks.iter().flat_map(|terms| &terms[TERMS..]).copied().collect();
+    let rows = counts.iter().try_fold(0_u64, |sum, count| sum.checked_add(*count));
+    // The elements of a type have at most 8 bytes.
+    if rows.and_then(|rows| rows.checked_mul(8 * ranks[0][2].max(1))).is_none_or(|bytes| bytes > isize::MAX as u64) {
+        candle_core::bail!("ExpertParallel: the tokens of all ranks together are larger than the address space");
+    }
+    Ok((choices, counts.into_iter().map(|count| count as usize).collect()))
 }
 
 /// Describes what must be equal on all ranks.

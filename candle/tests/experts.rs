@@ -310,6 +310,34 @@ fn an_expert_that_fails_or_panics_or_a_lost_rank_is_an_error() {
 }
 
 #[test]
+fn impossible_numbers_of_a_peer_are_errors() {
+    let errors = run_local(2, |comm| {
+        let raw = |numbers: &[u64]| comm.all_gather_into(numbers, &mut vec![0; 2 * numbers.len()]).map_err(std::io::Error::other);
+        let mut errors = Vec::new();
+        for experts in [u64::MAX, 1 << 20] {
+            if comm.rank() == 1 {
+                raw(&[experts])?;
+            } else {
+                errors.push(ExpertParallel::new(comm, vec![Linear::new(weight(0), None)]).map(drop).unwrap_err().to_string());
+            }
+        }
+        if comm.rank() == 1 {
+            raw(&[0])?;
+            // Right arguments, type f32, width 6, not tracked, no capacity, and a number of choices of the only expert.
+            [u64::MAX, u64::MAX / 16].iter().try_for_each(|count| raw(&[1, 7, WIDTH as u64, 0, 0, *count]))?;
+            return Ok(errors);
+        }
+        let layer = ExpertParallel::new(comm, vec![Linear::new(weight(0), None)])?;
+        let (tokens, ids, weights) = Case::new("", 1, vec![0]).part(&[1], 0)?;
+        errors.extend([(); 2].map(|()| layer.forward(&tokens, &ids, &weights).unwrap_err().to_string()));
+        Ok(errors)
+    });
+    let errors = errors.unwrap().swap_remove(0);
+    let expected = ["at most 1048576", "at most 1048576", "larger than the address space", "larger than the address space"];
+    assert!(errors.len() == 4 && errors.iter().zip(expected).all(|(error, text)| error.contains(text)), "{errors:?}");
+}
+
+#[test]
 fn other_types_and_sizes_pass() {
     for dtype in [DType::F64, DType::F16, DType::BF16] {
         let found = run_local(3, |comm| {
