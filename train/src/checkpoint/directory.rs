@@ -100,7 +100,7 @@ impl Unfinished {
 
     /// Writes the file that other ranks must see.
     fn mark(&self, path: &Path) -> Result<()> {
-        write_new(&path.join(MARKER), [self.mark.as_bytes()])?;
+        write_new::<&[u8]>(&path.join(MARKER), self.mark.as_bytes(), [])?;
         sync_folder(path)
     }
 
@@ -198,7 +198,7 @@ fn take_back(from: &Path, to: &Path, replaced: Option<&Path>) {
 }
 
 /// Returns 64 random bits in hexadecimal digits.
-fn random() -> Result<String> {
+pub(super) fn random() -> Result<String> {
     let mut random = [0; MARK_LENGTH / 2];
     // The kernel returns up to 256 bytes at once.
     getrandom(&mut random, GetRandomFlags::empty()).map_err(|error| Error::io("asking the system for random bits", error))?;

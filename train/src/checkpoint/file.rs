@@ -112,10 +112,11 @@ pub(super) fn read_header(folder: &Folder, entry: &FileEntry, read_before: &Head
     Ok((head.len() as u64, header))
 }
 
-/// Writes a new file, and returns when it is on the disk.
-pub(super) fn write_new<'a>(path: &Path, parts: impl IntoIterator<Item = &'a [u8]>) -> Result<()> {
+/// Writes a new file of a beginning and further parts, and returns when it is on the disk. Fails if a part is an error.
+pub(super) fn write_new<B: AsRef<[u8]>>(path: &Path, head: &[u8], parts: impl IntoIterator<Item = Result<B>>) -> Result<()> {
     let mut file = OpenOptions::new().write(true).create_new(true).open(path).map_err(failed("creating", path))?;
-    parts.into_iter().try_for_each(|part| file.write_all(part)).map_err(failed("writing", path))?;
+    file.write_all(head).map_err(failed("writing", path))?;
+    parts.into_iter().try_for_each(|part| file.write_all(part?.as_ref()).map_err(failed("writing", path)))?;
     file.sync_all().map_err(failed("syncing", path))
 }
 

@@ -47,14 +47,18 @@ mod index;
 mod json;
 mod piece;
 mod plan;
+mod publication;
 mod reader;
 mod regular_file;
+mod saver;
 mod shares;
+mod values;
 mod writer;
 
 use crate::bytes;
 
 pub use piece::Piece;
 pub use reader::Checkpoint;
+pub use saver::Saver;
 pub use shares::Sharded;
 pub use writer::Writer;

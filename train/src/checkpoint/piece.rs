@@ -56,6 +56,22 @@ impl Piece {
         self.extent(shape).map(|extent| extent.len()).map_err(|reason| collectives::Error::argument("Piece::len", reason))
     }
 
+    /// Returns the shape of this piece alone, in a tensor of the given shape. A flat range has one dimension.
+    ///
+    /// ```
+    /// # use collectives_train::checkpoint::Piece;
+    /// assert_eq!(Piece::part(1, 7, 0, 3).shape(&[2, 7])?, [2, 3]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`len`](Self::len).
+    pub fn shape(&self, whole: &[usize]) -> collectives::Result<Vec<usize>> {
+        self.extent(whole).map_err(|reason| collectives::Error::argument("Piece::shape", reason))?;
+        Ok(self.shape_of(whole))
+    }
+
     /// Returns its elements in a form that is the same for all pieces with the same elements. The error says why a
     /// tensor of this shape has no such part.
     pub(super) fn extent(&self, shape: &[usize]) -> Result<Extent, String> {

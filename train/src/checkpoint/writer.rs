@@ -1,15 +1,15 @@
-//! Saving: every rank declares what it holds, rank 0 divides the work, all write, and rank 0 publishes the checkpoint.
+//! Saving: every rank declares what it holds, and rank 0 divides the work. What follows is in `publication.rs`.
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use super::bytes::bytes_of;
-use super::directory::{MARK_LENGTH, Unfinished, keep_last, name, named};
-use super::file::{failed, malformed, sync_folder, write_new};
+use super::directory::named;
 use super::index;
 use super::piece::Piece;
-use super::plan::{Declaration, Declared, Plan, file_name, head, plan};
+use super::plan::{Declaration, Declared, Plan, head, plan};
+use super::publication::{Publication, SAVING};
+use super::values::Values;
 use crate::agreement::everywhere;
 use collectives::Communicator;
 use collectives::Element;
@@ -43,12 +43,15 @@ use collectives::{Error, Result};
 ///
 /// The writer borrows the elements, and does not copy them. If an argument is invalid, the writer keeps the error, and
 /// `commit` fails on every rank. So no rank waits for a rank that failed earlier.
+///
+/// To train while the files are written, pass the writer to [`Saver::save`](super::Saver::save) instead of calling
+/// `commit`.
 pub struct Writer<'a> {
     comm: &'a Communicator,
     directory: PathBuf,
     declaration: Declaration,
-    /// The bytes of each part.
-    bytes: Vec<&'a [u8]>,
+    /// The elements of each part.
+    values: Vec<Values<'a>>,
     /// The names of sharded parameters, which must not be used for anything else.
     reserved: BTreeSet<String>,
     keep: Option<usize>,
@@ -61,16 +64,19 @@ fn taken(name: &str) -> Error {
     Error::argument("Writer::shares", reason)
 }
 
-/// The operation in which all ranks fail together, for their errors.
-const SAVING: &str = "saving a checkpoint";
-
 impl<'a> Writer<'a> {
     /// Creates a writer that saves a checkpoint in `directory`. This folder contains all checkpoints of a run. Every
     /// rank must pass the same folder, on a file system that all ranks share. This call is local and writes nothing:
     /// `commit` creates the folder if it does not exist.
     pub fn new(comm: &'a Communicator, directory: impl Into<PathBuf>) -> Self {
         let (directory, declaration) = (named(&directory.into()).to_owned(), Declaration::default());
-        Self { comm, directory, declaration, bytes: Vec::new(), reserved: BTreeSet::new(), keep: None, mistake: None }
+        Self { comm, directory, declaration, values: Vec::new(), reserved: BTreeSet::new(), keep: None, mistake: None }
+    }
+
+    /// Returns the communicator whose ranks save.
+    #[must_use]
+    pub fn communicator(&self) -> &'a Communicator {
+        self.comm
     }
 
     /// Adds this rank's piece of a tensor. `values` are the elements of the piece, in row-major order. `shape` is the
@@ -88,10 +94,52 @@ impl<'a> Writer<'a> {
     /// - The name is empty, contains a `#`, or is `__metadata__`.
     /// - The name is the name of a parameter that [`shares`](Self::shares) saves.
     pub fn tensor<T: Element>(&mut self, name: &str, shape: &[usize], piece: Piece, values: &'a [T]) -> &mut Self {
+        self.check_name(name);
+        self.add(name, shape, piece, values)
+    }
+
+    /// Adds this rank's piece of a tensor, like [`tensor`](Self::tensor), but only a rank that writes the piece obtains
+    /// the elements: it calls `read` once, during the commit. For example, `read` copies a tensor from a GPU. If all
+    /// ranks have the same tensor, one rank copies it.
+    ///
+    /// ```
+    /// # let folder = tempfile::tempdir()?;
+    /// # let directory = folder.path();
+    /// use collectives::Communicator;
+    /// use collectives_train::checkpoint::{Checkpoint, Piece, Writer};
+    ///
+    /// Communicator::run_local(2, |comm| {
+    ///     let mut writer = Writer::new(comm, directory);
+    ///     writer.tensor_with("bias", &[3], Piece::Whole, || Ok(vec![0.5_f32; 3])); // one of the ranks calls it
+    ///     writer.commit(1).map(drop)
+    /// })?;
+    /// let checkpoint = Checkpoint::latest(directory)?.expect("one was saved");
+    /// assert_eq!(checkpoint.read_vec::<f32>("bias", &[3], Piece::Whole)?, [0.5; 3]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// This call returns no error. [`commit`](Self::commit) fails if `read` fails, panics, or returns a wrong number of
+    /// elements, and in the cases that [`tensor`](Self::tensor) lists.
+    pub fn tensor_with<T: Element>(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        piece: Piece,
+        read: impl FnOnce() -> Result<Vec<T>> + Send + 'a,
+    ) -> &mut Self {
+        self.check_name(name);
+        match piece.extent(shape).and_then(|extent| Ok((Declared::new(name, T::ELEMENT_TYPE, shape, piece)?, extent.len()))) {
+            Ok((declared, len)) => self.declare(declared, Values::read_with(name, len, read)),
+            Err(reason) => self.refuse(Error::argument("Writer::tensor_with", format!("tensor {name:?}: {reason}"))),
+        }
+        self
+    }
+
+    /// Refuses the name of a sharded parameter.
+    fn check_name(&mut self, name: &str) {
         if self.reserved.contains(name) {
             self.refuse(taken(name));
         }
-        self.add(name, shape, piece, values)
     }
 
     /// Reserves names for sharded parameters, and refuses those already in use.
@@ -113,13 +161,15 @@ impl<'a> Writer<'a> {
             false => Err(format!("{} elements were passed, but the part {piece} of {shape:?} has {}", values.len(), extent.len())),
         });
         match declared {
-            Ok(declared) => {
-                self.declaration.tensors.push(declared);
-                self.bytes.push(bytes_of(values));
-            }
+            Ok(declared) => self.declare(declared, Values::borrowed(values)),
             Err(reason) => self.refuse(Error::argument("Writer::tensor", format!("tensor {name:?}: {reason}"))),
         }
         self
+    }
+
+    fn declare(&mut self, declared: Declared, values: Values<'a>) {
+        self.declaration.tensors.push(declared);
+        self.values.push(values);
     }
 
     /// Stores a key-value pair of strings with the checkpoint. Several ranks may store the same key, but only with the
@@ -142,8 +192,10 @@ impl<'a> Writer<'a> {
         self
     }
 
-    /// Keeps the first error.
-    pub(super) fn refuse(&mut self, mistake: Error) {
+    /// Makes [`commit`](Self::commit) fail on every rank, with this error on this rank. If this method is called several
+    /// times, the first error counts. For code that adds the tensors of another crate and finds a tensor that it cannot
+    /// add. If this code returned an error instead, the other ranks would wait in `commit`.
+    pub fn refuse(&mut self, mistake: Error) {
         self.mistake.get_or_insert(mistake);
     }
 
@@ -178,24 +230,28 @@ impl<'a> Writer<'a> {
     /// - `Mismatch` if ranks pass different steps.
     /// - The errors of any collective. If a rank dies after all files were written, the checkpoint may exist in spite
     ///   of the error. [`Checkpoint::latest`](super::Checkpoint::latest) then finds the checkpoint.
-    pub fn commit(mut self, step: u64) -> Result<PathBuf> {
-        same_step(self.comm, step)?;
+    pub fn commit(self, step: u64) -> Result<PathBuf> {
+        same_call(self.comm, step, 0)?;
+        let comm = self.comm;
+        let (publication, values) = self.agree(step)?;
+        publication.publish(comm, values.into_iter().map(Values::into_bytes))
+    }
+
+    /// Decides with the other ranks what each rank writes. Returns the values that this rank writes, in the order of
+    /// its file. Writes nothing. Fails on all ranks if it fails on one. Collective.
+    pub(super) fn agree(mut self, step: u64) -> Result<(Publication, Vec<Values<'a>>)> {
         everywhere(self.comm, SAVING, self.mistake.take().map_or(Ok(()), Err))?;
-        let told = self.gather()?;
-        let begun = told.map(|(told, counts)| Begun::new(self.comm, &self.directory, &told, &counts, step)).transpose();
-        let begun = everywhere(self.comm, SAVING, begun)?;
-        if let Err(error) = self.save(begun.as_ref(), step) {
-            // Ranks that have not yet noticed a lost or late rank may still write there. The next save removes it.
-            let is_everywhere = !(error.is_peer_lost() || error.is_poisoned() || error.is_timeout());
-            if let Some(begun) = begun.filter(|_| is_everywhere) {
-                begun.unfinished.discard(&self.directory);
-            }
-            return Err(error);
-        }
-        if let (Some(count), 0) = (self.keep, self.comm.rank()) {
-            keep_last(&self.directory, count);
-        }
-        Ok(self.directory.join(name(step)))
+        let all = self.gather()?;
+        let plan = all.map(|(all, counts)| plan_of(self.comm, &all, &counts, step)).transpose();
+        let plan = everywhere(self.comm, SAVING, plan)?;
+        let numbers = self.hand_out(plan.as_ref())?;
+        let head = match numbers.is_empty() {
+            true => Ok(None),
+            false => head(&self.declaration, &numbers, step).map(Some).map_err(|reason| Error::argument("commit", reason)),
+        };
+        let mut values: Vec<Option<Values<'a>>> = self.values.into_iter().map(Some).collect();
+        let values = numbers.iter().filter_map(|number| values.get_mut(*number)?.take()).collect();
+        Ok((Publication { directory: self.directory, step, keep: self.keep, head, plan }, values))
     }
 
     /// Collects the declarations of all ranks, concatenated, with their lengths, on rank 0.
@@ -219,96 +275,51 @@ impl<'a> Writer<'a> {
         Ok(Some((all, counts)))
     }
 
-    /// Writes this rank's file, and publishes the checkpoint when all have written theirs.
-    fn save(&self, begun: Option<&Begun>, step: u64) -> Result<()> {
-        let (unfinished, numbers) = self.hand_out(begun, step)?;
-        everywhere(self.comm, SAVING, self.write(&unfinished, &numbers, step))?;
-        everywhere(self.comm, SAVING, begun.map_or(Ok(()), |begun| begun.finish(&self.directory, step)))
-    }
-
-    /// Sends to every rank the mark of the folder to write to, and the numbers of the parts to write.
-    fn hand_out(&self, begun: Option<&Begun>, step: u64) -> Result<(Unfinished, Vec<usize>)> {
+    /// Sends to every rank the numbers of the parts that it writes.
+    fn hand_out(&self, plan: Option<&Plan>) -> Result<Vec<usize>> {
         let comm = self.comm;
-        let mut mark = [0_u8; MARK_LENGTH];
-        if let Some(begun) = begun {
-            mark.iter_mut().zip(begun.unfinished.mark.bytes()).for_each(|(to, from)| *to = from);
-        }
-        comm.broadcast(&mut mark, 0)?;
-        let counts: Option<Vec<usize>> = begun.map(|begun| begun.plan.written.iter().map(Vec::len).collect());
+        let counts: Option<Vec<usize>> = plan.map(|plan| plan.written.iter().map(Vec::len).collect());
         let told: Option<Vec<u64>> = counts.as_ref().map(|counts| counts.iter().map(|count| *count as u64).collect());
         let mut count = [0_u64];
         comm.scatter_into(told.as_ref(), &mut count, 0)?;
         // Each part is written once.
-        let count = (count[0] as usize).min(self.bytes.len());
-        let all: Option<Vec<u64>> = begun.map(|begun| begun.plan.written.concat().iter().map(|number| *number as u64).collect());
+        let count = (count[0] as usize).min(self.values.len());
+        let all: Option<Vec<u64>> = plan.map(|plan| plan.written.concat().iter().map(|number| *number as u64).collect());
         let mut numbers = vec![0_u64; count];
         comm.scatter_v_into(all.as_ref().zip(counts.as_deref()), &mut numbers, 0)?;
-        let mark = String::from_utf8_lossy(&mark).into_owned();
-        Ok((Unfinished::of(step, mark), numbers.into_iter().map(|number| number as usize).collect()))
-    }
-
-    /// Writes this rank's file, if it has parts to write, to the folder that has rank 0's marker.
-    fn write(&self, unfinished: &Unfinished, numbers: &[usize], step: u64) -> Result<()> {
-        unfinished.check(&self.directory)?;
-        if numbers.is_empty() {
-            return Ok(());
-        }
-        let head = head(&self.declaration, numbers, step).map_err(|reason| Error::argument("commit", reason))?;
-        let folder = self.directory.join(&unfinished.folder);
-        let path = folder.join(file_name(self.comm.rank(), self.comm.world_size()));
-        let parts = numbers.iter().filter_map(|number| self.bytes.get(*number).copied());
-        write_new(&path, std::iter::once(head.as_slice()).chain(parts))?;
-        sync_folder(&folder)
+        Ok(numbers.into_iter().map(|number| number as usize).collect())
     }
 }
 
-/// A save in progress, on rank 0.
-struct Begun {
-    unfinished: Unfinished,
-    plan: Plan,
+/// Returns the plan for the declarations of all ranks. For rank 0.
+fn plan_of(comm: &Communicator, mut told: &[u8], counts: &[usize], step: u64) -> Result<Plan> {
+    let mut all: Vec<Declaration> = Vec::new();
+    for (peer, count) in comm.peers().iter().zip(counts) {
+        let (theirs, behind) = told.split_at(*count);
+        let wrong = |error: serde_json::Error| Error::Protocol { with: peer.to_string(), reason: error.to_string() };
+        all.push(serde_json::from_slice(theirs).map_err(wrong)?);
+        told = behind;
+    }
+    plan(&all, step).map_err(|reason| Error::argument("commit", reason))
 }
 
-impl Begun {
-    fn new(comm: &Communicator, directory: &Path, mut told: &[u8], counts: &[usize], step: u64) -> Result<Self> {
-        let mut all: Vec<Declaration> = Vec::new();
-        for (peer, count) in comm.peers().iter().zip(counts) {
-            let (theirs, behind) = told.split_at(*count);
-            let wrong = |error: serde_json::Error| Error::Protocol { with: peer.to_string(), reason: error.to_string() };
-            all.push(serde_json::from_slice(theirs).map_err(wrong)?);
-            told = behind;
-        }
-        let plan = plan(&all, step).map_err(|reason| Error::argument("commit", reason))?;
-        Ok(Self { unfinished: Unfinished::begin(directory, step)?, plan })
-    }
-
-    /// Checks that every rank's file exists, writes the index, and gives the folder its name.
-    fn finish(&self, directory: &Path, step: u64) -> Result<()> {
-        let folder = directory.join(&self.unfinished.folder);
-        for file in self.plan.index.files() {
-            let path = folder.join(&file.name);
-            let length = std::fs::metadata(&path).map_err(failed("looking on rank 0 for", &path))?.len();
-            if length != file.bytes {
-                return Err(malformed(&path, format!("rank 0 sees {length} bytes, but {} bytes were written", file.bytes)));
-            }
-        }
-        let index = self.plan.index.encode().map_err(|reason| Error::argument("commit", reason))?;
-        write_new(&folder.join(index::NAME), [index.as_slice()])?;
-        self.unfinished.finish(directory, step)
-    }
-}
-
-/// Fails on all ranks if they pass different steps.
-fn same_step(comm: &Communicator, step: u64) -> Result<()> {
-    let mut steps = vec![0; comm.world_size()];
-    comm.all_gather_into(&[step], &mut steps)?;
-    let Some(other) = steps.iter().position(|theirs| *theirs != steps[0]) else { return Ok(()) };
-    let call = |rank: usize| format!("Writer::commit({})", steps[rank]);
+/// Fails on all ranks if they save different steps, or with different savers. `saver` is 0 for a commit.
+pub(super) fn same_call(comm: &Communicator, step: u64, saver: u64) -> Result<()> {
+    let mut calls = vec![0; 2 * comm.world_size()];
+    comm.all_gather_into(&[step, saver], &mut calls)?;
+    let calls: Vec<&[u64]> = calls.chunks(2).collect();
+    let Some(other) = calls.iter().position(|theirs| *theirs != calls[0]) else { return Ok(()) };
+    let call = |rank: usize| match calls[rank] {
+        [step, 0] => format!("Writer::commit({step})"),
+        [step, saver] => format!("Saver::save({step}) of saver {saver:016x}"),
+        _ => String::new(),
+    };
     let peer = |rank: usize| comm.peers()[rank].clone();
     Err(Error::Mismatch { first: peer(0), first_call: call(0), second: peer(other), second_call: call(other) })
 }
 
 impl fmt::Debug for Writer<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Writer({} parts for {:?} on {:?})", self.bytes.len(), self.directory, self.comm)
+        write!(f, "Writer({} parts for {:?} on {:?})", self.values.len(), self.directory, self.comm)
     }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use collectives::{Communicator, Result};
-use collectives_train::checkpoint::{Checkpoint, Piece, Writer};
+use collectives_train::checkpoint::{Checkpoint, Piece, Saver, Writer};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::common::random::Random;
@@ -15,33 +15,42 @@ const FOLDER: &str = "COLLECTIVES_TEST_FOLDER";
 /// The rank that the system kills, and the byte of a file at which it does so.
 const VICTIM: &str = "COLLECTIVES_TEST_VICTIM";
 const LIMIT: &str = "COLLECTIVES_TEST_LIMIT";
-const TRIALS: usize = 120;
 const WORLD_SIZE: usize = 3;
 const SHAPE: [usize; 2] = [97, 1031];
 const KEPT: usize = 3;
 
-/// An element of the tensor in a step.
-fn element(step: u64, index: usize) -> u32 {
-    (step as u32).wrapping_mul(1_000_003).wrapping_add(index as u32)
+/// An element of the tensor in a save.
+fn element(save: u64, index: usize) -> u32 {
+    (save as u32).wrapping_mul(1_000_003).wrapping_add(index as u32)
 }
 
-fn save(comm: &Communicator, directory: &Path, step: u64) -> Result<()> {
-    let all: Vec<u32> = (0..SHAPE[0] * SHAPE[1]).map(|index| element(step, index)).collect();
+/// Saves a step, in the background if there is a saver.
+fn save(comm: &Communicator, directory: &Path, number: u64, step: u64, saver: Option<&mut Saver>) -> Result<()> {
+    let all: Vec<u32> = (0..SHAPE[0] * SHAPE[1]).map(|index| element(number, index)).collect();
     let rows = Piece::part(0, SHAPE[0], comm.rank(), comm.world_size());
     let Piece::Along { range, .. } = rows.clone() else { unreachable!() };
     let mut writer = Writer::new(comm, directory);
     writer.tensor("rows", &SHAPE, rows, &all[range.start * SHAPE[1]..range.end * SHAPE[1]]);
-    writer.tensor("whole", &SHAPE, Piece::Whole, &all).metadata("step", step.to_string()).keep(KEPT);
-    writer.commit(step).map(drop)
+    writer.tensor("whole", &SHAPE, Piece::Whole, &all).metadata("save", number.to_string()).keep(KEPT);
+    match saver {
+        None => writer.commit(step).map(drop),
+        Some(saver) => saver.save(writer, step),
+    }
 }
 
-/// Saves one step after another, until a rank is lost.
-fn rank_that_saves() {
+/// Returns the number of the save that a checkpoint contains.
+fn number(checkpoint: &Checkpoint) -> u64 {
+    checkpoint.metadata()["save"].parse().unwrap()
+}
+
+/// Saves again and again, until a rank is lost. In the background, saves each step twice.
+fn rank_that_saves(in_background: bool) {
     let rank: usize = std::env::var("RANK").unwrap().parse().unwrap();
     let directory = PathBuf::from(std::env::var_os(FOLDER).unwrap());
     let comm = Wiring::Shm.builder(rank).from_env().unwrap();
     let latest = Checkpoint::resume(&comm, &directory).unwrap();
-    let mut step = latest.and_then(|checkpoint| checkpoint.step()).unwrap_or(0);
+    let mut last = latest.as_ref().map_or(0, number);
+    let mut saver = in_background.then(|| Saver::new(&comm).unwrap());
     if std::env::var(VICTIM).is_ok_and(|victim| victim == rank.to_string()) {
         let limit = std::env::var(LIMIT).unwrap().parse().unwrap();
         setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }).unwrap();
@@ -49,38 +58,43 @@ fn rank_that_saves() {
         setrlimit(Resource::Fsize, Rlimit { current: Some(limit), maximum: Some(limit) }).unwrap();
     }
     loop {
-        step += 1;
-        println!("@saving {step}");
-        if let Err(error) = save(&comm, &directory, step) {
+        last += 1;
+        println!("@saving {last}");
+        let step = if in_background { last.div_ceil(2) } else { last };
+        if let Err(error) = save(&comm, &directory, last, step, saver.as_mut()) {
             assert!(error.is_peer_lost() || error.is_poisoned(), "{error}");
             return;
         }
-        println!("@saved {step}");
+        // In the background, the call shows that the previous save is done.
+        println!("@saved {}", last - u64::from(in_background));
     }
 }
 
-/// Checks every checkpoint, and returns the latest step.
+/// Checks every checkpoint, and returns the number of the latest save.
 fn assert_whole(directory: &Path, what: &str) -> u64 {
     let steps = Checkpoint::steps(directory).unwrap();
     assert!(steps.len() <= KEPT + 1, "{steps:?}, {what}");
+    let mut latest = 0;
     for step in &steps {
         let checkpoint = Checkpoint::open(directory.join(format!("step-{step:08}"))).unwrap();
         checkpoint.check().unwrap();
-        assert_eq!(checkpoint.metadata()["step"], step.to_string(), "{what}");
+        assert_eq!(checkpoint.step(), Some(*step), "{what}");
+        assert!(number(&checkpoint) > latest, "{what}");
+        latest = number(&checkpoint);
         for name in ["rows", "whole"] {
             let values: Vec<u32> = checkpoint.read_vec(name, &SHAPE, Piece::Whole).unwrap();
-            assert!(values.iter().enumerate().all(|(index, value)| *value == element(*step, index)), "{name} of step {step}, {what}");
+            assert!(values.iter().enumerate().all(|(index, value)| *value == element(latest, index)), "{name} of step {step}, {what}");
         }
     }
-    steps.last().copied().unwrap_or(0)
+    latest
 }
 
-/// Returns the saved step that a line reports.
+/// Returns the number of the save that a line reports as done.
 fn saved(line: &str) -> Option<u64> {
     line.strip_prefix("saved ")?.parse().ok()
 }
 
-/// Kills ranks in one run, and returns the last step that a rank reported as saved.
+/// Kills ranks in one run, and returns the last save that a rank reported as done.
 fn run_until_killed(name: &str, folder: &Path, random: &mut Random, trial: usize) -> u64 {
     let mut variables = vec![(FOLDER, folder.to_str().unwrap().to_owned())];
     let victim = random.below(WORLD_SIZE);
@@ -116,17 +130,13 @@ fn run_until_killed(name: &str, folder: &Path, random: &mut Random, trial: usize
     told
 }
 
-#[test]
-fn whoever_is_killed_while_saving_leaves_whole_checkpoints() {
-    let name = "checkpoint::kills::whoever_is_killed_while_saving_leaves_whole_checkpoints";
-    if is_rank_of(name) {
-        return rank_that_saves();
-    }
+/// Kills ranks in many runs, and checks all checkpoints after each run.
+fn kill_again_and_again(name: &str, trials: usize) {
     let (mut random, seed) = Random::new();
     println!("seed {seed}");
     let folder = tempfile::tempdir().unwrap();
     let (mut before, mut interrupted) = (0, 0);
-    for trial in 0..TRIALS {
+    for trial in 0..trials {
         let what = format!("trial {trial}, seed {seed}");
         let told = run_until_killed(name, folder.path(), &mut random, trial);
         let latest = assert_whole(folder.path(), &what);
@@ -135,11 +145,29 @@ fn whoever_is_killed_while_saving_leaves_whole_checkpoints() {
         let names = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
         interrupted += usize::from(names.into_iter().any(|name| name.starts_with(".step-")));
     }
-    assert!(before > TRIALS as u64 / 4, "only {before} steps were saved, seed {seed}");
-    assert!(interrupted >= TRIALS / 4, "only {interrupted} runs were killed in a save, seed {seed}");
+    assert!(before > trials as u64 / 4, "only {before} saves were done, seed {seed}");
+    assert!(interrupted >= trials / 4, "only {interrupted} runs were killed in a save, seed {seed}");
     // The next save removes the remains.
-    save(&Communicator::local(1).unwrap()[0], folder.path(), before + 1).unwrap();
+    save(&Communicator::local(1).unwrap()[0], folder.path(), before + 1, before + 1, None).unwrap();
     let names: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     assert!(names.len() == KEPT && names.iter().all(|name| name.starts_with("step-")), "{names:?}");
-    println!("{TRIALS} runs were killed, {interrupted} of them in a save, and {before} steps were saved");
+    println!("{trials} runs were killed, {interrupted} of them in a save, and {before} saves were done");
+}
+
+#[test]
+fn whoever_is_killed_while_saving_leaves_whole_checkpoints() {
+    let name = "checkpoint::kills::whoever_is_killed_while_saving_leaves_whole_checkpoints";
+    if is_rank_of(name) {
+        return rank_that_saves(false);
+    }
+    kill_again_and_again(name, 120);
+}
+
+#[test]
+fn a_rank_that_is_killed_during_a_save_in_the_background_leaves_whole_checkpoints() {
+    let name = "checkpoint::kills::a_rank_that_is_killed_during_a_save_in_the_background_leaves_whole_checkpoints";
+    if is_rank_of(name) {
+        return rank_that_saves(true);
+    }
+    kill_again_and_again(name, 40);
 }

@@ -1,6 +1,7 @@
 //! Checkpoints: saved and loaded by any numbers of ranks and compared with plain copies; whole after every kill; and
 //! invalid files.
 
+mod background;
 mod corrupt;
 mod folders;
 mod foreign;
