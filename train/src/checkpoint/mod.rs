@@ -6,6 +6,9 @@
 //! saved as tensors too. [`Writer::shares`] names the tensors of a [`ShardedOptimizer`](super::ShardedOptimizer) or a
 //! [`FullySharded`](super::FullySharded).
 //!
+//! [`Writer::commit`] returns when the checkpoint is saved. [`Saver::save`] copies the values and returns, and a thread
+//! saves the copies.
+//!
 //! # Files
 //!
 //! A run's folder has one folder for each checkpoint, such as `step-00000042`. In it every rank that writes has one
@@ -29,7 +32,7 @@
 //! # Limitations
 //!
 //! This module does not compare copies that several ranks hold, and stores no checksums of the data. The caller copies
-//! device buffers to the host. A piece is a range of one dimension or a flat range. A flat range of a range of columns
+//! device buffers to the host ([`Writer::tensor_with`]). A piece is a range of one dimension or a flat range. A flat range of a range of columns
 //! is neither, and must be saved as a separate tensor.
 
 #[cfg(target_endian = "big")]
