@@ -1,7 +1,6 @@
 //! The elements of a tensor on the host as buffers of collectives.
 
 use burn::tensor::{DType, TensorData};
-use collectives::{bf16, f16};
 
 use crate::error::{Error, Result};
 
@@ -32,8 +31,8 @@ macro_rules! with_type {
         match $dtype {
             DType::F64 => as_type!(f64),
             DType::F32 => as_type!(f32),
-            DType::F16 => as_type!(f16),
-            DType::BF16 => as_type!(bf16),
+            DType::F16 => as_type!(collectives::f16),
+            DType::BF16 => as_type!(collectives::bf16),
             DType::I64 => as_type!(i64),
             DType::I32 => as_type!(i32),
             DType::I16 => as_type!(i16),
@@ -46,6 +45,8 @@ macro_rules! with_type {
         }
     }};
 }
+
+pub(crate) use with_type;
 
 /// Makes a call in a tensor's own memory.
 pub(crate) fn change(what: &str, data: &mut TensorData, call: &impl InPlace) -> Result<()> {

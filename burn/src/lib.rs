@@ -5,6 +5,7 @@
 //! - [`DataParallel`] gives all ranks the same parameters, and averages the gradients over the ranks, after a backward
 //!   pass and before the optimiser's step.
 //! - [`Trainer`] runs whole training steps: the backward pass, the averaging, and the optimiser's update.
+//! - The module [`checkpoint`] saves modules and optimisers, and loads them with any number of ranks.
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor};
@@ -30,6 +31,7 @@
 #![deny(missing_docs)]
 
 mod calls;
+pub mod checkpoint;
 mod data;
 mod data_parallel;
 mod error;

@@ -14,6 +14,7 @@
 //! - [`send_tensor`] and [`recv_tensor`] pass tensors between the stages of a pipeline.
 //! - [`DataParallel`] averages the gradients of a backward pass.
 //! - [`run_local`] runs ranks as threads, for tests. [`cause`] finds the error of a collective in an error of candle.
+//! - The module [`checkpoint`] saves variables, and loads them with any number of ranks.
 //!
 //! ```
 //! use candle_core::{Device, Tensor, Var};
@@ -39,6 +40,7 @@
 //!
 //! On GPUs (feature `cuda`), calls run on the communicator's device backend. See [`device_of`].
 
+pub mod checkpoint;
 mod column;
 #[cfg(feature = "cuda")]
 mod cuda;
