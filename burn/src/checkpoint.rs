@@ -88,8 +88,8 @@ pub fn read_module<M: Module>(checkpoint: &Checkpoint, prefix: &str, module: M) 
     reading.outcome.map(|()| module)
 }
 
-/// Adds rank 0's state of an optimiser to a checkpoint, as the bytes of burn's record, in a tensor with this name. After
-/// data-parallel training, all ranks have the same state.
+/// Adds rank 0's state of an optimiser to a checkpoint, as the bytes of burn's record, in a tensor with this name.
+/// After data-parallel training, all ranks have the same state.
 ///
 /// The state refers to parameters by their ids. So save the module in the same checkpoint with [`write_module`].
 ///

@@ -103,9 +103,9 @@ pub fn write_tensor(writer: &mut Writer<'_>, name: &str, shape: &[usize], piece:
     each!(U8 U32 I16 I32 I64 BF16 F16 F32 F64 F8E4M3);
 }
 
-/// Reads all variables of a map from a checkpoint. `split` returns the shape and this rank's piece of a variable that is
-/// split over the ranks, as for [`write_variables`]. The number of ranks may differ from the number that saved. Other
-/// tensors of the checkpoint are ignored. Local.
+/// Reads all variables of a map from a checkpoint. `split` returns the shape and this rank's piece of a variable that
+/// is split over the ranks, as for [`write_variables`]. The number of ranks may differ from the number that saved.
+/// Other tensors of the checkpoint are ignored. Local.
 ///
 /// # Errors
 ///

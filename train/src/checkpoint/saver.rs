@@ -102,8 +102,8 @@ impl Saver {
     /// others get an `Io` that names the failing rank and the reason.
     ///
     /// - The error of the earlier save.
-    /// - `InvalidArgument` if the arguments of the writer's methods were invalid, or if the pieces of all ranks together
-    ///   are not whole tensors.
+    /// - `InvalidArgument` if the arguments of the writer's methods were invalid, or if the pieces of all ranks
+    ///   together are not whole tensors.
     /// - `InvalidArgument` if the communicator of `writer` does not have the saver's ranks.
     /// - `Mismatch` if ranks pass different steps, or use different savers, or if another rank calls `commit`.
     /// - `Io` if the system starts no thread.
@@ -140,12 +140,13 @@ impl Saver {
         self.running.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Waits until the running save is done, and returns the checkpoint's path. Returns `None` if no save was begun since
-    /// the last call of `wait`. Local, but the save is done only when all ranks have written their files.
+    /// Waits until the last save is done, and returns the checkpoint's path. Returns `None` if no save was begun, or if
+    /// an earlier call of `wait` or [`save`](Self::save) has waited for it. Local, but the save is done only when all
+    /// ranks have written their files.
     ///
     /// # Errors
     ///
-    /// The errors of the background work, which [`save`](Self::save) lists. The error is returned once.
+    /// The errors of the background work, which [`save`](Self::save) lists. An error is returned once.
     pub fn wait(&mut self) -> Result<Option<PathBuf>> {
         let Some(thread) = self.running.take() else { return Ok(None) };
         let reason = || io::Error::other("its thread panicked; the message of the panic is on standard error");

@@ -99,8 +99,8 @@ impl<'a> Writer<'a> {
     }
 
     /// Adds this rank's piece of a tensor, like [`tensor`](Self::tensor), but only a rank that writes the piece obtains
-    /// the elements: it calls `read` once, during the commit. For example, `read` copies a tensor from a GPU. If all
-    /// ranks have the same tensor, one rank copies it.
+    /// the elements: it calls `read` once, during the commit or in [`Saver::save`](super::Saver::save). For example,
+    /// `read` copies a tensor from a GPU. If all ranks have the same tensor, one rank copies it.
     ///
     /// ```
     /// # let folder = tempfile::tempdir()?;
@@ -192,9 +192,10 @@ impl<'a> Writer<'a> {
         self
     }
 
-    /// Makes [`commit`](Self::commit) fail on every rank, with this error on this rank. If this method is called several
-    /// times, the first error counts. For code that adds the tensors of another crate and finds a tensor that it cannot
-    /// add. If this code returned an error instead, the other ranks would wait in `commit`.
+    /// Makes [`commit`](Self::commit) fail on every rank, with this error on this rank. If this method is called
+    /// several times, the first error counts. Use this method in code that adds the tensors of another crate, and that
+    /// finds a tensor which it cannot add. If this code returned an error instead, the other ranks would wait in
+    /// `commit`.
     pub fn refuse(&mut self, mistake: Error) {
         self.mistake.get_or_insert(mistake);
     }
