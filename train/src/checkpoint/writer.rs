@@ -1,4 +1,4 @@
-//! Saving: every rank declares what it holds, and rank 0 divides the work. What follows is in `publication.rs`.
+//! Saving: every rank declares what it holds, and rank 0 divides the work. Then `publication.rs` writes the files.
 
 use std::collections::BTreeSet;
 use std::fmt;
