@@ -191,3 +191,57 @@ impl fmt::Debug for Saver {
         write!(f, "Saver({what}, on {:?})", self.comm)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::{Checkpoint, Piece};
+    use collectives::ReduceOp;
+
+    fn begin(saver: &mut Saver, comm: &Communicator, directory: &std::path::Path, step: u64) -> Result<()> {
+        let mut writer = Writer::new(comm, directory);
+        writer.tensor("a", &[2], Piece::Whole, &[1.0_f32, 2.0]);
+        saver.save(writer, step)
+    }
+
+    #[test]
+    fn the_end_of_a_savers_communicator_is_told_to_all_and_training_goes_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let done = Communicator::run_local(3, |comm| {
+            let mut saver = Saver::new(comm)?;
+            begin(&mut saver, comm, folder.path(), 1)?;
+            saver.wait()?;
+            comm.barrier()?;
+            if comm.rank() == 1 {
+                saver.comm.abort();
+            }
+            begin(&mut saver, comm, folder.path(), 2)?;
+            for step in 3..5 {
+                let error = begin(&mut saver, comm, folder.path(), step).unwrap_err();
+                assert!(!matches!(error, Error::InvalidArgument { .. }), "{error}");
+                begin(&mut saver, comm, folder.path(), step)?;
+            }
+            let mut sum = [1_u64];
+            comm.all_reduce(&mut sum, ReduceOp::Sum)?;
+            drop(saver);
+            let mut saver = Saver::new(comm)?;
+            begin(&mut saver, comm, folder.path(), 5)?;
+            Ok((sum, saver.wait()?.is_some()))
+        });
+        assert_eq!(done.unwrap(), [([3], true); 3]);
+        assert_eq!(Checkpoint::steps(folder.path()).unwrap(), [1, 5]);
+    }
+
+    #[test]
+    fn a_thread_that_panics_is_an_error() {
+        let comm = Communicator::local(1).unwrap().remove(0);
+        let mut saver = Saver::new(&comm).unwrap();
+        let (jobs, thread) = start_thread().unwrap();
+        saver.running = Some(thread);
+        assert!(!saver.is_done(), "it waits for its job");
+        jobs.send(Box::new(|| panic!("a panic on purpose"))).unwrap();
+        let error = saver.wait().unwrap_err().to_string();
+        assert!(error.contains("saving a checkpoint in the background") && error.contains("its thread panicked"), "{error}");
+        assert!(saver.is_done() && saver.wait().unwrap().is_none());
+    }
+}
