@@ -43,13 +43,27 @@ pub(crate) fn change(storage: &mut CudaStorage, (from, to): (usize, usize), work
     each!(U8 U32 I16 I32 I64 BF16 F16 F32 F64 F8E4M3).map_err(failed)
 }
 
-/// Copies a gradient into its bucket.
-pub(crate) fn ready(buckets: &mut DataParallel, number: usize, gradient: &CudaStorage, (from, to): (usize, usize)) -> Result<()> {
+/// Copies a gradient into its bucket, or adds a part of it (if `last` is false).
+pub(crate) fn ready(
+    buckets: &mut DataParallel,
+    number: usize,
+    gradient: &CudaStorage,
+    (from, to): (usize, usize),
+    last: bool,
+) -> Result<()> {
+    macro_rules! pass {
+        ($elements:ident) => {
+            match last {
+                true => buckets.ready(number, &$elements.slice(from..to)),
+                false => buckets.accumulate(number, &$elements.slice(from..to)),
+            }
+        };
+    }
     let done = match &gradient.slice {
-        S::F32(elements) => buckets.ready(number, &elements.slice(from..to)),
-        S::F64(elements) => buckets.ready(number, &elements.slice(from..to)),
-        S::F16(elements) => buckets.ready(number, &elements.slice(from..to)),
-        S::BF16(elements) => buckets.ready(number, &elements.slice(from..to)),
+        S::F32(elements) => pass!(elements),
+        S::F64(elements) => pass!(elements),
+        S::F16(elements) => pass!(elements),
+        S::BF16(elements) => pass!(elements),
         _ => candle_core::bail!("gradients must be f32, f64, f16 or bf16"),
     };
     done.map_err(failed)

@@ -15,6 +15,9 @@
 //! - [`DataParallel`] averages the gradients of a backward pass.
 //! - [`run_local`] runs ranks as threads, for tests. [`cause`] finds the error of a collective in an error of candle.
 //! - The module [`checkpoint`] saves variables, and loads them with any number of ranks.
+//!   share one matrix. [`AttentionHeads`] computes how many heads a rank has.
+//! - [`DataParallel`] averages the gradients of a backward pass. [`FullySharded`] also shards the parameters, the
+//!   gradients and the optimiser's state over the ranks.
 //!
 //! ```
 //! use candle_core::{Device, Tensor, Var};
@@ -49,6 +52,7 @@ mod embedding;
 mod error;
 mod exchange;
 mod experts;
+mod fully_sharded;
 mod function;
 mod heads;
 mod in_place;
@@ -70,6 +74,7 @@ pub use embedding::VocabParallelEmbedding;
 pub use error::cause;
 use error::failed;
 pub use experts::ExpertParallel;
+pub use fully_sharded::{FullySharded, Unit};
 pub use function::{all_gather, all_reduce, all_to_all, broadcast, reduce_scatter};
 pub use heads::AttentionHeads;
 pub use in_place::{all_gather_in_place, all_reduce_in_place, all_to_all_in_place, broadcast_in_place, reduce_scatter_in_place};
