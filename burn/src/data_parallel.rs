@@ -6,7 +6,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData, kind::Basic};
 use collectives::{Communicator, bf16, f16};
-use collectives_train::{Averaged, DataParallel as Buckets, Flat, Float, Options};
+use collectives_train::{Averaged, BucketLayout, DataParallel as Buckets, Flat, Float, Hook, Options};
 
 use crate::calls::broadcast;
 use crate::error::{Error, Result};
@@ -81,9 +81,54 @@ impl DataParallel {
         Ok((Self { buckets, numbers }, broadcast_parameters(comm, module, 0)?))
     }
 
+    /// Replaces the hooks that average the buckets of type `T`, for example with
+    /// [`Compress`](collectives_train::Compress) or [`PowerSgd`](collectives_train::PowerSgd). Calls `make` once for
+    /// each of these buckets. Call `set_hooks` between two steps. The hooks of all ranks must make the same calls.
+    ///
+    /// ```
+    /// use burn::nn::LinearConfig;
+    /// use burn::tensor::Device;
+    /// use collectives::{Communicator, ReduceOp, bf16};
+    /// use collectives_burn::DataParallel;
+    /// use collectives_train::Compress;
+    ///
+    /// Communicator::run_local(2, |comm| {
+    ///     let model = LinearConfig::new(3, 1).init(&Device::default().autodiff());
+    ///     let (mut parallel, _model) = DataParallel::new(comm, model).expect("burn");
+    ///     let hooks = parallel.set_hooks::<f32>(|layout| Ok(Box::new(Compress::<f32, bf16>::new(comm, layout, ReduceOp::Avg)?)));
+    ///     hooks.expect("between two steps"); // now half as many bytes are sent
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`collectives_train::DataParallel::set_hooks`]. An error of `make` may occur on this rank only.
+    pub fn set_hooks<T: Float>(&mut self, make: impl FnMut(&BucketLayout) -> collectives::Result<Box<dyn Hook<T>>>) -> Result<()> {
+        Ok(self.buckets.set_hooks(make)?)
+    }
+
+    /// Adds the gradients of a backward pass to the gradients of this step, without a call to other ranks. If a step
+    /// has several backward passes, call `accumulate` after all passes except the last, and [`average`](Self::average)
+    /// after the last pass. The result is a mean over ranks, but a sum over passes. For a mean over passes, divide each
+    /// loss by the number of passes.
+    ///
+    /// A parameter without a gradient in the last pass counts as missing ([`Options::missing`]): with
+    /// [`Missing::Zeros`](collectives_train::Missing::Zeros), the sum of the other passes counts.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a gradient does not fit its parameter, or if [`collectives_train::DataParallel::accumulate`] fails. Only
+    /// this rank gets these errors.
+    pub fn accumulate<M: Module>(&mut self, module: &M, gradients: GradientsParams) -> Result<()> {
+        self.pass(module, gradients, false).map(|_| ())
+    }
+
     /// Replaces this rank's gradients with the mean of all ranks' gradients. Call this method between the backward pass
-    /// and the optimiser's step. To add up the gradients of several backward passes, use burn's `GradientsAccumulator`
-    /// first. [`Options::missing`] determines how a parameter without a gradient counts. Collective.
+    /// and the optimiser's step. To add up the gradients of several backward passes, call
+    /// [`accumulate`](Self::accumulate) first. [`Options::missing`] determines how a parameter without a gradient
+    /// counts. Collective.
     ///
     /// If a gradient is not in host memory, it is copied to the host, and its mean is copied back.
     ///
@@ -91,13 +136,59 @@ impl DataParallel {
     ///
     /// Fails if a gradient does not fit its parameter, or if [`collectives_train::DataParallel::finish`] fails.
     pub fn average<M: Module>(&mut self, module: &M, gradients: GradientsParams) -> Result<GradientsParams> {
-        let mut give = Give { buckets: &mut self.buckets, numbers: &self.numbers, gradients, outcome: Ok(()) };
-        module.visit(&mut give);
-        let Give { gradients, outcome, .. } = give;
-        outcome?;
-        let mut take = Take { means: self.buckets.finish()?, numbers: &self.numbers, gradients, outcome: Ok(()) };
+        self.average_with(module, gradients, |_| Ok(())).map(|(gradients, ())| gradients)
+    }
+
+    /// Averages gradients like [`average`](Self::average), but first calls `change` with the means. Use `change` to
+    /// clip the gradients by their norm ([`Averaged::clip_norm`]), or to divide them by the scale of the loss
+    /// ([`Averaged::unscale`]). Returns the gradients and the result of `change`. Collective: all ranks must make the
+    /// same changes, so that they keep the same gradients.
+    ///
+    /// ```
+    /// use burn::nn::LinearConfig;
+    /// use burn::optim::GradientsParams;
+    /// use burn::tensor::{Device, Tensor};
+    /// use collectives::Communicator;
+    /// use collectives_burn::DataParallel;
+    ///
+    /// let slopes = Communicator::run_local(2, |comm| {
+    ///     let device = Device::default().autodiff();
+    ///     let model = LinearConfig::new(2, 1).with_bias(false).init(&device);
+    ///     let (mut parallel, model) = DataParallel::new(comm, model).expect("burn");
+    ///     let input = Tensor::<2>::from_data([[6.0 * comm.rank() as f32, 4.0]], &device);
+    ///     let gradients = GradientsParams::from_grads(model.forward(input).sum().backward(), &model);
+    ///     let averaged = parallel.average_with(&model, gradients, |means| means.clip_norm(1.0));
+    ///     let (gradients, norm) = averaged.expect("burn");
+    ///     let slope = gradients.get::<2>(model.weight.id).expect("it has one");
+    ///     Ok((norm, slope.into_data().try_into_vec::<f32>().expect("f32")))
+    /// })?;
+    /// assert!(slopes.iter().all(|slope| *slope == (5.0, vec![0.6, 0.8]))); // the mean was [3, 4]
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`average`](Self::average) and of `change`.
+    pub fn average_with<M: Module, R>(
+        &mut self,
+        module: &M,
+        gradients: GradientsParams,
+        change: impl FnOnce(&mut Averaged<'_>) -> collectives::Result<R>,
+    ) -> Result<(GradientsParams, R)> {
+        let gradients = self.pass(module, gradients, true)?;
+        let mut means = self.buckets.finish()?;
+        let result = change(&mut means)?;
+        let mut take = Take { means, numbers: &self.numbers, gradients, outcome: Ok(()) };
         module.visit(&mut take);
         let Take { gradients, outcome, .. } = take;
+        outcome.map(|()| (gradients, result))
+    }
+
+    /// Passes gradients to the buckets, and returns the gradients of other parameters.
+    fn pass<M: Module>(&mut self, module: &M, gradients: GradientsParams, last: bool) -> Result<GradientsParams> {
+        let mut give = Give { buckets: &mut self.buckets, numbers: &self.numbers, gradients, last, outcome: Ok(()) };
+        module.visit(&mut give);
+        let Give { gradients, outcome, .. } = give;
         outcome.map(|()| gradients)
     }
 }
@@ -107,6 +198,8 @@ struct Give<'a> {
     buckets: &'a mut Buckets,
     numbers: &'a HashMap<ParamId, usize>,
     gradients: GradientsParams,
+    /// Whether this is the last backward pass of the step.
+    last: bool,
     outcome: Result<()>,
 }
 
@@ -115,10 +208,10 @@ impl Give<'_> {
         let what = || format!("the gradient of parameter {number}");
         let data = gradient.try_into_data().map_err(|error| Error::burn(&what(), format!("{error:?}")))?;
         match data.dtype() {
-            DType::F32 => given::<f32>(self.buckets, number, data),
-            DType::F64 => given::<f64>(self.buckets, number, data),
-            DType::F16 => given::<f16>(self.buckets, number, data),
-            DType::BF16 => given::<bf16>(self.buckets, number, data),
+            DType::F32 => given::<f32>(self.buckets, number, data, self.last),
+            DType::F64 => given::<f64>(self.buckets, number, data, self.last),
+            DType::F16 => given::<f16>(self.buckets, number, data, self.last),
+            DType::BF16 => given::<bf16>(self.buckets, number, data, self.last),
             dtype => Err(Error::Type { what: what(), dtype }),
         }
     }
@@ -133,10 +226,10 @@ impl ModuleVisitor for Give<'_> {
     }
 }
 
-fn given<T: Float + burn::tensor::Element>(buckets: &mut Buckets, number: usize, data: TensorData) -> Result<()> {
+fn given<T: Float + burn::tensor::Element>(buckets: &mut Buckets, number: usize, data: TensorData, last: bool) -> Result<()> {
     let elements =
         data.try_into_vec::<T>().map_err(|error| Error::burn(&format!("the gradient of parameter {number}"), format!("{error:?}")))?;
-    Ok(buckets.give(number, elements)?)
+    Ok(if last { buckets.give(number, elements) } else { buckets.accumulate(number, &elements) }?)
 }
 
 /// A visitor that takes the means out of the buckets.

@@ -6,6 +6,7 @@
 //!   pass and before the optimiser's step.
 //! - [`Trainer`] runs whole training steps: the backward pass, the averaging, and the optimiser's update.
 //! - The module [`checkpoint`] saves modules and optimisers, and loads them with any number of ranks.
+//! - [`FullySharded`] shards the parameters, the gradients and the optimiser's state over the ranks.
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor};
@@ -35,12 +36,15 @@ pub mod checkpoint;
 mod data;
 mod data_parallel;
 mod error;
+mod fully_sharded;
 mod parameters;
 mod trainer;
+mod units;
 
 pub use calls::{all_gather, all_reduce, all_to_all, broadcast, reduce_scatter};
 pub use data_parallel::{DataParallel, broadcast_parameters};
 pub use error::{Error, Result};
+pub use fully_sharded::FullySharded;
 pub use trainer::Trainer;
 
 /// The README's programs.

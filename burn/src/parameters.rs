@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 pub(crate) struct Trained {
     pub(crate) id: ParamId,
     pub(crate) name: String,
-    shape: Vec<usize>,
+    pub(crate) shape: Vec<usize>,
     dtype: DType,
 }
 

@@ -83,10 +83,10 @@ pub use unit::Unit;
 ///
 /// **Memory.** Parameters must be in host memory. For N parameters of m bytes on n ranks, each rank keeps 3·m·N/n bytes
 /// between two steps: the shards, a copy of them in the optimiser's variables, and their gradients. Add the optimiser's
-/// state, which is 2·m·N/n for AdamW. While a unit of L elements computes, add up to five times its size with the
-/// default options: for buffers of two units that are gathered, buffers of two units that are reduced, and the
-/// module's own parameters. Its gradients are a further m·L bytes. [`memory_bytes`](Self::memory_bytes) counts the
-/// buffers and the variables.
+/// state, which is 2·m·N/n for AdamW. [`step`](Self::step) copies the gradients once more. While a unit of L elements
+/// computes, add up to five times its size with the default options: for buffers of two units that are gathered,
+/// buffers of two units that are reduced, and the module's own parameters. Its gradients are a further m·L bytes.
+/// [`memory_bytes`](Self::memory_bytes) counts the buffers and the variables.
 ///
 /// **Types.** Parameters can be `f32`, `f64`, `f16` or `bf16`. With
 /// [`FullyShardedOptions::gather_type`](collectives_train::FullyShardedOptions::gather_type), modules compute with
@@ -175,9 +175,10 @@ impl FullySharded {
 
     /// Ends a step like [`step`](Self::step), but first calls `change` with this rank's shards of the gradients. Use
     /// `change` to clip the gradients ([`ReducedGradients::clip_norm`]), to divide them by the scale of the loss
-    /// ([`ReducedGradients::unscale`]), or to reduce them over replicas ([`ReducedGradients::reduce_over`]). If `change`
-    /// returns `false`, the step is skipped: the optimiser does not run. Returns whether the optimiser has run.
-    /// Collective: all ranks must make the same changes and the same decision.
+    /// ([`ReducedGradients::unscale`]), or to reduce them over replicas ([`ReducedGradients::reduce_over`]). Replicas
+    /// must begin with the same parameters: see [`set_tensors`](Self::set_tensors). If `change` returns `false`, the
+    /// step is skipped: the optimiser does not run. Returns whether the optimiser has run. Collective: all ranks must
+    /// make the same changes and the same decision.
     ///
     /// ```
     /// # use candle_core::{Device, DType, Tensor};
@@ -214,7 +215,7 @@ impl FullySharded {
         change: impl FnOnce(&mut ReducedGradients<'_>) -> collectives::Result<bool>,
     ) -> Result<bool> {
         let mut state = self.0.state()?;
-        // A panic is also told to the other ranks, which would wait otherwise.
+        // The other ranks must also learn of a panic, or they would wait.
         let own = catch_unwind(AssertUnwindSafe(|| state.update(&self.0.root, optimizer, change)));
         let outcome = match own {
             Ok(Ok(true)) => Outcome::Done,
