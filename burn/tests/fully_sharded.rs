@@ -261,7 +261,7 @@ fn parameters_and_gathered_parameters_have_the_types_that_were_asked_for() {
         let device = Device::default().autodiff();
         let module = LinearConfig::new(3, 1).init(&device).map(&mut Begin(5)).map(&mut Cast(own));
         let options = FullyShardedOptions { gather_type, ..FullyShardedOptions::default() };
-        let (mut model, module) = FullySharded::new(comm, module, &["weight", "bias"], options)?;
+        let (mut model, module) = FullySharded::new(comm, module, &["weight", "bias", "without parameters"], options)?;
         let (weight, x) = (|one: &Linear, x: Tensor<2>| x.matmul(one.weight.val()), Tensor::<2>::ones([2, 3], &device).cast(used));
         for _ in 0..3 {
             let y = model.forward(0, &module, x.clone(), weight)?;
