@@ -12,12 +12,10 @@
 //!   example a quantised matrix. Several threads can share a layer, each with its own communicator.
 //! - [`ExpertParallel`] is a mixture of experts that are spread over the ranks.
 //! - [`send_tensor`] and [`recv_tensor`] pass tensors between the stages of a pipeline.
-//! - [`DataParallel`] averages the gradients of a backward pass.
-//! - [`run_local`] runs ranks as threads, for tests. [`cause`] finds the error of a collective in an error of candle.
-//! - The module [`checkpoint`] saves variables, and loads them with any number of ranks.
-//!   share one matrix. [`AttentionHeads`] computes how many heads a rank has.
 //! - [`DataParallel`] averages the gradients of a backward pass. [`FullySharded`] also shards the parameters, the
 //!   gradients and the optimiser's state over the ranks.
+//! - [`run_local`] runs ranks as threads, for tests. [`cause`] finds the error of a collective in an error of candle.
+//! - The module [`checkpoint`] saves variables, and loads them with any number of ranks.
 //!
 //! ```
 //! use candle_core::{Device, Tensor, Var};
