@@ -5,6 +5,8 @@ be one of several in a group, whose class is PyTorch's own. There, calls and wor
 its wait and its future.
 """
 
+import atexit
+
 import torch
 import torch.distributed as dist
 from torch._C import _len_torch_dispatch_stack as modes
@@ -20,6 +22,7 @@ from torch._C._distributed_c10d import (
     ScatterOptions,
 )
 
+from . import _core, hooks
 from .backend import CollectivesBackend
 from .opaque import opaque, opaque_class
 from .tensors import Memoryless
@@ -159,3 +162,8 @@ def create(options, _backend_options=None):
     alone = options.process_group is None or options.process_group.name() == "custom"
     made = CollectivesProcessGroup if alone and _is_for_cpu(options) else CollectivesBackend
     return made(options.store, options.group_rank, options.group_size, options.timeout)
+
+
+# No thread may be in a callback when the interpreter ends.
+atexit.register(_core.stop_telling)
+hooks.serve()
