@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
 )
 
-from . import _core, sparse
+from . import _core, interrupts, sparse
 from .monitored_barrier import monitored_barrier
 from .opaque import opaque_class
 from .tensors import check, check_target, foldable, memory, overlap, reduction, single
@@ -67,6 +67,7 @@ class CollectivesBackend(Backend):
         self._barriers = 0
         # Groups of one rank may share a name, because PyTorch counts names on each rank. So they use no common store.
         meeting = _of_this_attempt(store) if size > 1 else dist.HashStore()
+        interrupts.end_blocked_calls()
         self._group = _core.Group(meeting, rank, size, self._seconds, _address())
 
     # Properties.

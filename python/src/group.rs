@@ -16,6 +16,7 @@ use pyo3::prelude::*;
 
 use crate::buffer::{Buffer, Tensor};
 use crate::error::{exception, raise};
+use crate::interrupt::interruptible;
 use crate::store::TorchStore;
 use crate::work::Work;
 
@@ -97,9 +98,15 @@ impl Group {
         let Some(owner) = owner else {
             let blocking = || {
                 let _under_way = UnderWay::begin(&self.under_way);
-                block(&self.with_timeout(seconds)?)
+                let comm = self.with_timeout(seconds)?;
+                interruptible(&comm, || block(&comm))
             };
-            return raise(py, py.detach(blocking)).map(|()| None);
+            let outcome = py.detach(blocking);
+            if outcome.is_err() {
+                // Ctrl-C may have ended the call. Then this raises `KeyboardInterrupt`.
+                py.check_signals()?;
+            }
+            return raise(py, outcome).map(|()| None);
         };
         self.start(py, seconds, owner, start).map(Some)
     }

@@ -9,6 +9,7 @@ mod buffer;
 mod completion;
 mod error;
 mod group;
+mod interrupt;
 mod store;
 mod work;
 
@@ -21,6 +22,8 @@ mod core {
     use crate::completion::stop_telling;
     #[pymodule_export]
     use crate::group::Group;
+    #[pymodule_export]
+    use crate::interrupt::read_signals;
     #[pymodule_export]
     use crate::work::Work;
 }
