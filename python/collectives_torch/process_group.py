@@ -10,6 +10,7 @@ import atexit
 import torch
 import torch.distributed as dist
 from torch._C import _len_torch_dispatch_stack as modes
+from torch._C._autograd import _profiler_enabled as profiles
 from torch._C._distributed_c10d import (
     AllToAllOptions,
     AllgatherOptions,
@@ -128,13 +129,13 @@ def _operation(name):
     """
     Returns the backend's operation in both of PyTorch's forms. C++ converts the second form to the first and calls
     that. Modes (such as that of fake tensors) and tensors without memory, which may handle a call themselves, go to the
-    dispatcher.
+    dispatcher. So do calls while PyTorch's profiler runs on this thread, because the dispatcher records them.
     """
     first, second, dispatched = getattr(CollectivesBackend, name), getattr(dist.ProcessGroup, name), _dispatched(name)
     of_first = _OF_TWO_FORMS.get(name)
 
     def operation(self, *arguments, **named):
-        if modes():
+        if modes() or profiles():
             return dispatched(self, *arguments, **named)
         try:
             if of_first is None or (named.keys() <= {"opts"} and _are(arguments, of_first)):
