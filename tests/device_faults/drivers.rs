@@ -42,6 +42,13 @@ fn ops_of_nccl_work_if_one_driver_cannot_compile_the_kernels_of_others() {
             assert!(error.is_unsupported() && text.contains("rank 1") && text.contains("\"bits\""), "{text}");
             assert!(text.contains("libnvidia-ptxjitcompiler.so.1"), "{text}");
         }
+        // Received truth values need a kernel of the same image. Both ends refuse the message.
+        let mut truth = memory.put(&[true; 4]);
+        match rank {
+            0 => assert!(comm.send(&truth, 2).unwrap_err().is_unsupported()),
+            2 => assert!(comm.recv(&mut truth, 0).unwrap_err().is_unsupported()),
+            _ => {}
+        }
         // Means have another image.
         let mut means = memory.put(&[rank as i16 * 3; 9]);
         comm.all_reduce(&mut means, ReduceOp::Avg).unwrap();
@@ -52,7 +59,7 @@ fn ops_of_nccl_work_if_one_driver_cannot_compile_the_kernels_of_others() {
         let part = comm.split(Some(u32::from(rank == 1)), 0).unwrap().unwrap();
         let refused = part.all_reduce(&mut numbers, ReduceOp::BitAnd);
         assert_eq!(refused.is_err(), rank != 1, "{refused:?}");
-        drop((numbers, means));
+        drop((numbers, truth, means));
         part.close().unwrap();
         comm.close().unwrap();
     };

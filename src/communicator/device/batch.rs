@@ -81,9 +81,12 @@ impl<'a> Batch<'a> {
 
     /// Refuses messages whose memory is on a device other than the backend's.
     pub(super) fn check_devices(&self, backend: &DeviceBackend) -> Result<()> {
-        self.messages.iter().try_for_each(|DeviceMessage { end, .. }| match end {
-            End::Read(memory) => Communicator::same_device(backend, "send", "the buffer", memory.context()),
-            End::Write(memory) => Communicator::same_device(backend, "recv", "the buffer", memory.context()),
+        self.messages.iter().try_for_each(|DeviceMessage { message, end }| {
+            match end {
+                End::Read(memory) => Communicator::same_device(backend, "send", "the buffer", memory.context()),
+                End::Write(memory) => Communicator::same_device(backend, "recv", "the buffer", memory.context()),
+            }?;
+            backend.refuse_message_without_kernels(message)
         })
     }
 
@@ -220,6 +223,11 @@ impl Communicator {
             let reason = "CUDA_LAUNCH_BLOCKING=1 makes the thread wait for the first communicator's kernel, which waits for kernels that the \
                           same thread has not launched yet: unset it, or give each communicator a thread of its own";
             return Err(Error::unsupported("a group of several communicators", reason));
+        }
+        // All ranks refuse these calls, before they compare them.
+        for (comm, batch) in parts.iter() {
+            let backend = comm.backend("group")?;
+            batch.calls.iter().try_for_each(|call| backend.refuse_missing_kernels(&call.job))?;
         }
         Self::queue_batches(parts, Hold::Borrowed, Self::agree_across)
     }

@@ -423,13 +423,23 @@ impl DeviceBackend {
         if self.common.families == FamilySet::ALL {
             return Ok(());
         }
-        let missing = self.families_of(job)?.without(self.common.families);
+        self.require(self.families_of(job)?, || job.call.to_string())
+    }
+
+    /// Refuses a message like a job. Both ends refuse it, although only a receive needs a kernel.
+    pub(crate) fn refuse_message_without_kernels(&self, message: &Message) -> Result<()> {
+        let needed = if message.element.is_bool() { FamilySet::BITS } else { FamilySet::NONE };
+        self.require(needed, || format!("a message of {}", message.element))
+    }
+
+    fn require(&self, needed: FamilySet, what: impl FnOnce() -> String) -> Result<()> {
+        let missing = needed.without(self.common.families);
         let (Some(family), Some(refusal)) = (missing.names().next(), &self.common.refusal) else { return Ok(()) };
         let reason = format!(
             "it needs this crate's kernels {family:?}, which are not loaded on every rank's device: {refusal}. The driver compiles them \
              from PTX: install its compiler, libnvidia-ptxjitcompiler.so.1, and unset CUDA_DISABLE_PTX_JIT"
         );
-        Err(Error::unsupported(job.call.to_string(), reason))
+        Err(Error::unsupported(what(), reason))
     }
 
     /// Plans a job on this rank. If it writes `bool`s, its last step turns every byte into 0 or 1: other ranks may have

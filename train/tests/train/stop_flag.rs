@@ -8,7 +8,8 @@ use collectives_train::StopFlag;
 use rustix::process::{Signal, getpid, kill_process};
 
 use crate::common::random::Random;
-use crate::common::ranks::{Wiring, free_port, is_rank_of, processes, spawn_rank, threads};
+use crate::common::ranks::{Wiring, processes, threads};
+use crate::trouble::a_rank_dies;
 
 /// Returns the number of steps that a rank takes if it raises its flag in the given step.
 fn steps(comm: &Communicator, stop: &StopFlag, raise_in: Option<usize>) -> usize {
@@ -122,25 +123,12 @@ fn rank_that_may_die(wiring: Wiring) {
     assert!(stop.agreed(&comm.shrink().unwrap()).unwrap());
 }
 
-fn a_rank_dies(name: &str, wiring: Wiring) {
-    if is_rank_of(name) {
-        return rank_that_may_die(wiring);
-    }
-    let port = free_port();
-    let ranks: Vec<_> = (0..3).map(|rank| spawn_rank(name, rank, 3, port, &[])).collect();
-    for (rank, child) in ranks.into_iter().enumerate() {
-        let output = child.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.success(), rank != 1, "rank {rank}: {}\n{said}", output.status);
-    }
-}
-
 #[test]
 fn a_process_that_dies_instead_of_answering_is_named() {
-    a_rank_dies("stop_flag::a_process_that_dies_instead_of_answering_is_named", Wiring::Shm);
+    a_rank_dies("stop_flag::a_process_that_dies_instead_of_answering_is_named", || rank_that_may_die(Wiring::Shm));
 }
 
 #[test]
 fn a_process_that_dies_instead_of_answering_is_named_over_tcp() {
-    a_rank_dies("stop_flag::a_process_that_dies_instead_of_answering_is_named_over_tcp", Wiring::Tcp);
+    a_rank_dies("stop_flag::a_process_that_dies_instead_of_answering_is_named_over_tcp", || rank_that_may_die(Wiring::Tcp));
 }

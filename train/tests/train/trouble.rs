@@ -216,9 +216,10 @@ fn go_on(comm: &Communicator) {
     assert_eq!(gradients, [vec![0.5; 100], vec![1.0; 2]]);
 }
 
-fn a_rank_dies(name: &str, wiring: Wiring) {
+/// Runs `rank` in three processes, of which the second one must die.
+pub(crate) fn a_rank_dies(name: &str, rank: impl FnOnce()) {
     if is_rank_of(name) {
-        return rank_that_may_die(wiring);
+        return rank();
     }
     let port = free_port();
     let ranks: Vec<_> = (0..3).map(|rank| spawn_rank(name, rank, 3, port, &[])).collect();
@@ -231,12 +232,12 @@ fn a_rank_dies(name: &str, wiring: Wiring) {
 
 #[test]
 fn a_process_that_dies_in_the_middle_is_named_and_the_others_go_on() {
-    a_rank_dies("trouble::a_process_that_dies_in_the_middle_is_named_and_the_others_go_on", Wiring::Shm);
+    a_rank_dies("trouble::a_process_that_dies_in_the_middle_is_named_and_the_others_go_on", || rank_that_may_die(Wiring::Shm));
 }
 
 #[test]
 fn a_process_that_dies_in_the_middle_is_named_over_tcp() {
-    a_rank_dies("trouble::a_process_that_dies_in_the_middle_is_named_over_tcp", Wiring::Tcp);
+    a_rank_dies("trouble::a_process_that_dies_in_the_middle_is_named_over_tcp", || rank_that_may_die(Wiring::Tcp));
 }
 
 #[test]
