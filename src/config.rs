@@ -296,13 +296,13 @@ pub struct Config {
     /// With [`CheckDeviceCalls::unchecked_after`], the ranks compare fewer calls, and you promise that the ranks make
     /// the same calls.
     ///
-    /// **What is compared.** The ranks compare the kind, op (a custom op by its name), element type, count, root, lists
-    /// of counts, and the calls of a group. If one of these differs, the ranks get a `Mismatch` before the call is
+    /// **What is compared.** Of each call, the ranks compare the kind, op (a custom op by its name), element type, count,
+    /// root and lists of counts. Of a group, they compare each call. If anything differs, the ranks get a `Mismatch` before the call is
     /// queued, and the communicator stays usable. There are two exceptions: messages, and groups of several
     /// communicators ([`Communicator::group_across`](crate::Communicator::group_across)). When a rank finds a mismatch
     /// in one of these, other ranks already know of the calls, so the mismatch ends the communicators involved.
     ///
-    /// **Cost.** A compared collective returns only when every rank has made it. The comparison of a collective costs
+    /// **Cost.** A compared collective returns only after every rank has called it. The comparison of a collective costs
     /// as much time as an `all_gather_into` of 40 B on the host. A compared receive returns only when its sender has
     /// made the send. The comparison of a message costs one message of 24 B on the host. A compared send returns
     /// immediately, unless many earlier sends are still waiting for their receives.

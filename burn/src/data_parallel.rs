@@ -109,7 +109,7 @@ impl DataParallel {
         Ok(self.buckets.set_hooks(make)?)
     }
 
-    /// Adds the gradients of a backward pass to the gradients of this step, without a call to other ranks. If a step
+    /// Adds the gradients of a backward pass to the gradients of this step, without communication. If a step
     /// has several backward passes, call `accumulate` after all passes except the last, and [`average`](Self::average)
     /// after the last pass. The result is a mean over ranks, but a sum over passes. For a mean over passes, divide each
     /// loss by the number of passes.

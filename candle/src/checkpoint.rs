@@ -109,8 +109,9 @@ pub fn write_tensor(writer: &mut Writer<'_>, name: &str, shape: &[usize], piece:
 ///
 /// # Errors
 ///
-/// Fails, and changes no variable, if the checkpoint has no tensor of a variable's name, type and shape, or no such
-/// piece. The error names the variable. Also fails if a file cannot be read; some variables may then have changed.
+/// Fails, and changes no variable, if the checkpoint has no tensor with a variable's name, type and shape, or if the
+/// tensor does not contain this rank's piece. The error names the variable. Also fails if a file cannot be read; some
+/// variables may then have changed.
 pub fn read_variables(checkpoint: &Checkpoint, variables: &VarMap, split: impl Fn(&str) -> Option<(Vec<usize>, Piece)>) -> Result<()> {
     let mut found = Vec::new();
     for (name, variable) in sorted(variables) {

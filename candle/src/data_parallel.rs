@@ -106,7 +106,7 @@ impl DataParallel {
         self.buckets.set_hooks(make).map_err(failed)
     }
 
-    /// Adds the gradients of a backward pass to the gradients of this step, without a call to other ranks. If a step
+    /// Adds the gradients of a backward pass to the gradients of this step, without communication. If a step
     /// has several backward passes, call `accumulate` after all passes except the last, and [`average`](Self::average)
     /// after the last pass. The result is a mean over ranks, but a sum over passes. For a mean over passes, divide each
     /// loss by the number of passes.
@@ -124,7 +124,7 @@ impl DataParallel {
     ///         let weight = Var::new(&[1.0_f32], &Device::Cpu)?;
     ///         let mut model = DataParallel::new(comm, vec![weight.clone()])?;
     ///         let loss = |sample: f64| (weight.as_tensor() * (sample / 2.0))?.sum_all(); // a mean over two passes
-    ///         model.accumulate(&loss(1.0)?.backward()?)?; // makes no call
+    ///         model.accumulate(&loss(1.0)?.backward()?)?; // without communication
     ///         let mut gradients = loss(2.0 + comm.rank() as f64)?.backward()?;
     ///         model.average(&mut gradients)?;
     ///         gradients.get(&weight).expect("averaged").to_vec1()

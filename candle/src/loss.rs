@@ -17,7 +17,7 @@ use crate::regions::reduce_from_ranks;
 ///
 /// # Cost
 ///
-/// The forward pass makes three all-reduces, each of `rows` numbers. The backward pass makes no call.
+/// The forward pass makes three all-reduces, each of `rows` numbers. The backward pass does not communicate.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};

@@ -285,7 +285,7 @@ pub(crate) enum TypeTag {
     Array(DType, u32),
     /// Other plain data of this many bytes.
     Plain(u32),
-    /// The bytes of a serialised object, which match no buffer of elements.
+    /// A serialised object. This tag differs from that of every element type.
     Object,
 }
 

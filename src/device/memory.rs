@@ -288,7 +288,7 @@ impl<B> EngineGuard<B> {
             Err(error) => {
                 if asked && !comm.inner().has_let_go() {
                     crate::base::event::error!(
-                        "NCCL may still use a buffer whose registration failed, and did not release it in time: its memory is leaked"
+                        "the registration of a buffer failed, and NCCL did not release the buffer in time: NCCL may still use it, so its memory is leaked"
                     );
                 } else {
                     drop(ManuallyDrop::into_inner(buffer));

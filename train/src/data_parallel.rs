@@ -155,8 +155,8 @@ impl DataParallel {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if `values` does not have the parameter's length and type, and the errors of
-    /// [`Communicator::broadcast`].
+    /// - `InvalidArgument` if the length or the type of `values` is not the parameter's.
+    /// - The errors of [`Communicator::broadcast`].
     pub fn broadcast<B: BufferMut + ?Sized>(&self, parameter: usize, values: &mut B, root: usize) -> Result<()> {
         self.buckets.broadcast(parameter, values, root)
     }
@@ -413,7 +413,8 @@ impl Averaged<'_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the limit is not a positive number, and the errors of [`norm`](Self::norm).
+    /// - `InvalidArgument` if the limit is not a positive number.
+    /// - The errors of [`norm`](Self::norm).
     #[doc(alias = "clip_grad_norm_")]
     pub fn clip_norm(&mut self, limit: f64) -> Result<f64> {
         let factor = clipping("clip_norm", limit)?;
@@ -478,8 +479,8 @@ impl Averaged<'_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if this step's gradients were already unscaled or clipped, and the errors of
-    /// [`norm`](Self::norm).
+    /// - `InvalidArgument` if this step's gradients were already unscaled or clipped.
+    /// - The errors of [`norm`](Self::norm).
     pub fn unscale(&mut self, scaler: &mut LossScaler) -> Result<()> {
         self.done.check("unscale", Done::Unscaled)?;
         self.buckets.check_all_there("unscale")?;

@@ -297,7 +297,8 @@ impl<'a> Shards<'a> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the limit is not a positive number, and the errors of [`norm`](Self::norm).
+    /// - `InvalidArgument` if the limit is not a positive number.
+    /// - The errors of [`norm`](Self::norm).
     pub fn clip_norm(&mut self, limit: f64) -> Result<f64> {
         let factor = clipping("clip_norm", limit)?;
         let norm = self.norm()?;

@@ -18,7 +18,7 @@
 //! `all_reduce`. A header alone does not contain that. Inside the turn, the order is that of the calls, which the
 //! program determines. A thread that cannot get the turn gets an error that names what it waited for.
 
-#![expect(unsafe_code, reason = "posting raw places to the progress engine")]
+#![expect(unsafe_code, reason = "passing addresses of buffers to the progress engine")]
 
 use std::time::Duration;
 

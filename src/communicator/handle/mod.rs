@@ -143,7 +143,7 @@ impl Communicator {
     /// # Ok::<(), collectives::Error>(())
     /// ```
     ///
-    /// Make collectives outside the `if` that tests this: the other ranks would not make them.
+    /// Make no collectives inside `if comm.is_main()`. Only rank 0 would make them, and would wait for the other ranks.
     #[must_use]
     pub fn is_main(&self) -> bool {
         self.rank() == 0

@@ -52,8 +52,8 @@ pub fn shared_memory_file(data: &[u8]) {
     }
 }
 
-/// Interprets any number as a number of ranks: there is no layout, or one in which the last rank's parts lie within the
-/// region, in order.
+/// Makes layouts for arbitrary numbers of ranks. Each number is refused, or the last rank's parts lie within the region,
+/// in order.
 pub fn shared_memory_layout(data: &[u8]) {
     for ranks in data.as_chunks::<2>().0.iter().map(|bytes| usize::from(u16::from_le_bytes(*bytes))) {
         let Some(layout) = RegionLayout::new(ranks) else {

@@ -46,7 +46,7 @@ const PREFETCHED_BYTES: usize = 2048;
 #[derive(Debug)]
 pub(super) enum Peeked {
     Nothing,
-    /// The head of the only write, or of the last of several writes. `bytes` is the total length of all these writes.
+    /// Something was written since the last look. This is the head of the last write. `bytes` is the total length of all these writes.
     /// If the length in the header is equal to `bytes`, there was only one write.
     Frame(Head),
     /// Something else.

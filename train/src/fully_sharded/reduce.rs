@@ -256,7 +256,8 @@ impl ReducedGradients<'_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the limit is not a positive number, and the errors of [`norm`](Self::norm).
+    /// - `InvalidArgument` if the limit is not a positive number.
+    /// - The errors of [`norm`](Self::norm).
     #[doc(alias = "clip_grad_norm_")]
     pub fn clip_norm(&mut self, limit: f64) -> Result<f64> {
         let factor = clipping("clip_norm", limit)?;
