@@ -27,8 +27,19 @@ fn leaf<const D: usize>(values: Vec<f32>, shape: [usize; D], device: &Device) ->
     Tensor::from_data(TensorData::new(values, shape), device).require_grad()
 }
 
+/// Returns a random weight, row by row, which depends on the seed.
+pub(crate) fn initial_weight(seed: u64, inputs: usize, outputs: usize) -> Vec<f32> {
+    let bound = (6.0 / (inputs + outputs) as f32).sqrt();
+    uniform(seed, bound, inputs * outputs)
+}
+
+/// Returns the mean loss of the samples, from the scores of their classes.
+pub(crate) fn mean_loss(scores: Tensor<2>, classes: Tensor<2, Int>) -> Tensor<1> {
+    -activation::log_softmax(scores, 1).gather(1, classes).mean()
+}
+
 /// Returns the tensor's elements, row by row. They are not copied if no other tensor shares the memory.
-fn elements<const D: usize>(tensor: Tensor<D>) -> anyhow::Result<Vec<f32>> {
+pub(crate) fn elements<const D: usize>(tensor: Tensor<D>) -> anyhow::Result<Vec<f32>> {
     tensor.into_data().try_into_vec().map_err(|error| anyhow::anyhow!("a parameter is not f32: {error:?}"))
 }
 
@@ -38,8 +49,7 @@ impl Network {
     pub fn new(sizes: &[(usize, usize)], seed: u64, device: &Device) -> Self {
         let device = device.clone().autodiff();
         let layer = |(index, &(inputs, outputs)): (usize, &(usize, usize))| {
-            let bound = (6.0 / (inputs + outputs) as f32).sqrt();
-            let weight = uniform(seed + index as u64, bound, inputs * outputs);
+            let weight = initial_weight(seed + index as u64, inputs, outputs);
             Layer { weight: leaf(weight, [inputs, outputs], &device), bias: leaf(vec![0.0; outputs], [outputs], &device) }
         };
         Self { layers: sizes.iter().enumerate().map(layer).collect(), device }
@@ -96,7 +106,7 @@ impl Network {
             outputs.push(output);
         }
         let scores = outputs.pop().context("the network has no layers")?;
-        let loss = -activation::log_softmax(scores, 1).gather(1, classes).mean();
+        let loss = mean_loss(scores, classes);
         let mut end = loss.clone();
         for (index, layer) in self.layers.iter().enumerate().rev() {
             let mut gradients = end.backward();

@@ -7,7 +7,7 @@ use training_common::{Averaging, Options, Outcome, Report, Spirals};
 
 use crate::model::Network;
 
-/// Trains on this rank's share of every batch.
+/// Trains on this rank's share of every batch. Every rank keeps all parameters.
 ///
 /// # Errors
 ///

@@ -3,6 +3,12 @@
 use candle_core::{Device, Result, Tensor, Var};
 use training_common::uniform;
 
+/// Returns a random weight of shape `(inputs, outputs)`, which depends on the seed.
+pub(crate) fn initial_weight(seed: u64, (inputs, outputs): (usize, usize), device: &Device) -> Result<Tensor> {
+    let bound = (6.0 / (inputs + outputs) as f32).sqrt();
+    Tensor::from_vec(uniform(seed, bound, inputs * outputs), (inputs, outputs), device)
+}
+
 /// Fully connected layers with tanh between them.
 pub struct Network {
     /// Weight (inputs × outputs) and bias of each layer.
@@ -17,9 +23,7 @@ impl Network {
     /// The errors of candle.
     pub fn new(sizes: &[(usize, usize)], seed: u64, device: &Device) -> Result<Self> {
         let layer = |(index, &(inputs, outputs)): (usize, &(usize, usize))| {
-            let bound = (6.0 / (inputs + outputs) as f32).sqrt();
-            let weight = uniform(seed + index as u64, bound, inputs * outputs);
-            let weight = Var::from_vec(weight, (inputs, outputs), device)?;
+            let weight = Var::from_tensor(&initial_weight(seed + index as u64, (inputs, outputs), device)?)?;
             Ok((weight, Var::zeros(outputs, candle_core::DType::F32, device)?))
         };
         sizes.iter().enumerate().map(layer).collect::<Result<_>>().map(|layers| Self { layers })

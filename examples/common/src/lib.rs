@@ -1,7 +1,9 @@
-//! Code that the training examples share: options, starting the ranks, a computed data set, and progress reports.
+//! Code that the training examples share: options, starting the ranks, a computed data set, progress reports, and the
+//! checks of their tests.
 
 mod report;
 mod spirals;
+pub mod testing;
 
 use std::num::NonZeroUsize;
 
@@ -41,12 +43,16 @@ pub struct Options {
     /// Largest size of a bucket, in bytes
     #[arg(long, default_value_t = 1 << 20)]
     pub bucket_bytes: usize,
+    /// Shard the parameters over the ranks (ZeRO stage 3). Each rank keeps one part of them, and gathers a layer's
+    /// parameters only while the layer computes
+    #[arg(long, conflicts_with_all = ["averaging", "bucket_bytes"])]
+    pub fully_sharded: bool,
     /// Number of steps between two progress reports; 0: only at the end
     #[arg(long, default_value_t = 50)]
     pub every: usize,
     /// Train on GPUs, one for each rank of a host
     #[cfg(feature = "cuda")]
-    #[arg(long)]
+    #[arg(long, conflicts_with = "fully_sharded")]
     pub gpu: bool,
     /// Transport between the threads of `--ranks`
     #[arg(long, value_enum, default_value_t = Over::Shm)]

@@ -64,8 +64,9 @@ impl<'a> Report<'a> {
 pub fn print_once(outcomes: &[Outcome], options: &Options, is_first: bool) {
     let Some(outcome) = outcomes.first().filter(|_| is_first) else { return };
     let (last, memory) = (outcome.losses.last().copied().unwrap_or(f32::NAN), in_words(peak_memory()));
-    let (averaging, speed, parameters) = (options.averaging, outcome.samples_per_second, outcome.parameters.len());
-    println!("{averaging:?}: {parameters} parameters, last loss {last:.6}, {speed:.0} samples/s, peak memory {memory}");
+    let (speed, parameters) = (outcome.samples_per_second, outcome.parameters.len());
+    let way = if options.fully_sharded { "FullySharded".to_owned() } else { format!("{:?}", options.averaging) };
+    println!("{way}: {parameters} parameters, last loss {last:.6}, {speed:.0} samples/s, peak memory {memory}");
 }
 
 /// Returns the peak memory of this process, in kB, if the system reports it.
