@@ -117,8 +117,8 @@ impl fmt::Display for Waiting {
 /// `reproducible`, `algorithms`, `encrypt` and `check_device_calls`. The start fails with [`Conflict`](Error::Conflict)
 /// if these settings differ, and with [`Unauthorized`](Error::Unauthorized) if the secrets differ. If the store is
 /// served over TCP, the server notices a rank with a different `encrypt` before this comparison. The server then
-/// refuses the rank's connection, and the rank gets `Unauthorized`. The ranks do not compare the other settings. If one
-/// of these other settings differs, the following happens:
+/// refuses the rank's connection, and the rank gets `Unauthorized`. The remaining settings must also be the same, but
+/// the ranks do not compare them. If one of them differs, the following happens:
 ///
 /// - `silence_timeout`: each rank uses its own value, so some ranks notice a silent host sooner than others.
 /// - `object_limit_bytes`: an object collective can fail on one rank while the other ranks wait for it.

@@ -118,8 +118,8 @@ impl<M: Module> ExpertParallel<M> {
     ///
     /// # Errors
     ///
-    /// The errors of [`forward`](Self::forward). Also fails if the rank's number or the world size differs from the
-    /// layer's own communicator.
+    /// The errors of [`forward`](Self::forward). Also fails if this rank's number or the world size in `comm`
+    /// differs from that in the layer's own communicator.
     pub fn forward_on(&self, comm: &Communicator, tokens: &Tensor, ids: &Tensor, weights: &Tensor) -> Result<Tensor> {
         expect_same_part(&self.comm, comm)?;
         let experts = self.held.iter().sum();

@@ -273,7 +273,7 @@ impl<T> fmt::Debug for CustomOp<T> {
     }
 }
 
-/// The reduction of a call on buffers of `T`. A [`ReduceOp`] can reduce the element types that it supports. A
+/// The reduction of a call on buffers of `T`. Each [`ReduceOp`] supports only some element types. A
 /// [`CustomOp`] can reduce any plain data. For buffers of [`AnyElement`], the reduction is a `ReduceOp` or a `CustomOp`
 /// that supports the type that the buffers have at run time.
 #[derive(Debug, Clone)]

@@ -141,8 +141,8 @@ unsafe impl AsStream for RawStream {
 /// - Each of the four methods must return the same result each time.
 ///
 /// At all times, code that writes, reuses or frees the memory must do so in the order of that stream, after all work
-/// queued on the stream so far. If a call of this crate runs on another stream, this crate uses events to order the
-/// call relative to this work.
+/// queued on the stream so far. If a call of this crate runs on another stream, events make the call wait for that
+/// work, and make later work on the stream wait for the call.
 pub unsafe trait AsDevicePtr {
     /// The type of its elements.
     type Element: Data;

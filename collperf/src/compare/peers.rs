@@ -26,7 +26,7 @@ struct Cell {
 }
 
 /// The meaning of the columns.
-const LEGEND: &str = "\"size\": bytes of a rank's larger buffer. \"(us)\": median time of a call, in microseconds. \"-\": not measured.";
+const LEGEND: &str = "\"size\": bytes of the larger of a rank's source and destination buffers. \"(us)\": median time of a call, in microseconds. \"-\": not measured.";
 
 /// The figures of the same call, by size and peer.
 struct Table<'a> {

@@ -161,7 +161,7 @@ const HEADER: &str = "#   size (B)     A (us)     B (us)    B/A    A p50 (us)  B
 
 /// The meaning of the columns.
 const LEGEND: [&str; 4] = [
-    "\"size\": bytes of a rank's larger buffer",
+    "\"size\": bytes of the larger of a rank's source and destination buffers",
     "\"A\" and \"B\": time of a call in microseconds, or the median if the call was measured several times. If \"B/A\" is above 1, \
      B is slower",
     "\"p50\": median time of a row's calls if each call was timed separately, else \"-\"",

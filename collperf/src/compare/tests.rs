@@ -116,7 +116,7 @@ fn cells_of_several_peers_stand_beside_each_other() {
     assert_eq!(
         peers.text(),
         "# cells.csv\n\
-         #\n# \"size\": bytes of a rank's larger buffer. \"(us)\": median time of a call, in microseconds. \"-\": not measured.\n\
+         #\n# \"size\": bytes of the larger of a rank's source and destination buffers. \"(us)\": median time of a call, in microseconds. \"-\": not measured.\n\
          #\n# all_reduce sum f32, in place, 2 ranks, shm\n\
          #   size (B)       ours (us)        MPI (us)\n           4               -            1.00\n        1024            2.00            4.00\n\
          #\n# all_reduce sum f32, in place, 2 ranks, tcp\n#   size (B)       ours (us)\n        1024            8.00\n"

@@ -169,7 +169,8 @@ impl Communicator {
         batch.check_devices(backend)?;
         for DeviceMessage { message, .. } in &batch.messages {
             if message.peer == self.rank() && !batch.answers(message) {
-                let reason = "a rank must send and receive a device message to itself in one group, with the same length and element type";
+                let reason =
+                    "a rank that sends a device message to itself must receive it in the same group, with the same length and element type";
                 return Err(Error::argument(if message.sends { "send" } else { "recv" }, reason));
             }
         }

@@ -1,6 +1,6 @@
 //! Groups: calls that are recorded first and launched together.
 
-#![expect(unsafe_code, reason = "posting recorded places to the progress engine")]
+#![expect(unsafe_code, reason = "passing addresses of recorded buffers to the progress engine")]
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -31,7 +31,7 @@ impl fmt::Display for LinkClass {
 pub(crate) enum Order {
     /// The same bits on every rank.
     Any,
-    /// Operands in rank order, in any grouping, because the op is not commutative.
+    /// Operands in rank order, because the op is not commutative. Any grouping is allowed.
     Ranks,
     /// All operands in one pass, in rank order, so that every transport gives the same bits (`Config::reproducible`).
     Exact,

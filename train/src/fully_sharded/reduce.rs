@@ -21,9 +21,9 @@ use collectives::{Error, Result};
 
 /// Gradients.
 impl FullySharded {
-    /// Passes the gradients of a unit in this backward pass. `gradients` must have one gradient for each parameter of
+    /// Reduces a unit's gradients from this backward pass over the ranks, in the background. `gradients` must have one gradient for each parameter of
     /// the unit, in the order of the parameters. Gradients must have the type in which the parameters are gathered. The
-    /// gradients are copied, and reduced in the background. This rank keeps its shard of the reduced gradients. If more
+    /// gradients are copied. This rank keeps its shard of the reduced gradients. If more
     /// units than [`prefetch`](super::FullyShardedOptions::prefetch) are already being reduced, this call waits for the
     /// oldest reduction. Collective.
     ///
