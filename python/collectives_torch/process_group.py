@@ -72,6 +72,8 @@ _OPTIONS = (
 )
 _OF_TWO_FORMS = dict.fromkeys(_LISTS, frozenset((list, *_OPTIONS)))
 _OF_TWO_FORMS["all_to_all_single"] = frozenset((torch.Tensor, list, *_OPTIONS))
+# The profiler's names of messages. A work from the dispatcher does not know the sender, or when it is completed.
+_MESSAGES = {"send": "c10d::send", "recv": "c10d::recv_", "recv_anysource": "c10d::recv_any_source_"}
 
 
 @opaque_class
@@ -129,14 +131,19 @@ def _operation(name):
     """
     Returns the backend's operation in both of PyTorch's forms. C++ converts the second form to the first and calls
     that. Modes (such as that of fake tensors) and tensors without memory, which may handle a call themselves, go to the
-    dispatcher. So do calls while PyTorch's profiler runs on this thread, because the dispatcher records them.
+    dispatcher. So do collectives while PyTorch's profiler runs on this thread, because the dispatcher records them.
     """
     first, second, dispatched = getattr(CollectivesBackend, name), getattr(dist.ProcessGroup, name), _dispatched(name)
-    of_first = _OF_TWO_FORMS.get(name)
+    of_first, message = _OF_TWO_FORMS.get(name), _MESSAGES.get(name)
 
     def operation(self, *arguments, **named):
-        if modes() or profiles():
+        if modes():
             return dispatched(self, *arguments, **named)
+        if profiles():
+            if message is None:
+                return dispatched(self, *arguments, **named)
+            with torch.profiler.record_function(message):
+                return first(self._backend, *arguments, **named)
         try:
             if of_first is None or (named.keys() <= {"opts"} and _are(arguments, of_first)):
                 return first(self._backend, *arguments, **named)
