@@ -10,6 +10,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
+#[cfg(feature = "cuda")]
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use crate::authentication::Secret;
@@ -297,8 +299,8 @@ pub struct Config {
     /// the same calls.
     ///
     /// **What is compared.** Of each call, the ranks compare the kind, op (a custom op by its name), element type, count,
-    /// root and lists of counts. Of a group, they compare each call. If anything differs, the ranks get a `Mismatch` before the call is
-    /// queued, and the communicator stays usable. There are two exceptions: messages, and groups of several
+    /// root and lists of counts. Of a group, they compare each call. If anything differs, the ranks get a `Mismatch`
+    /// before the call is queued, and the communicator stays usable. There are two exceptions: messages, and groups of several
     /// communicators ([`Communicator::group_across`](crate::Communicator::group_across)). When a rank finds a mismatch
     /// in one of these, other ranks already know of the calls, so the mismatch ends the communicators involved.
     ///
@@ -521,6 +523,13 @@ fn switch(read: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<bool> {
 #[cfg(feature = "cuda")]
 pub(crate) fn device_environment() -> device_environment::DeviceEnvironment {
     device_environment::DeviceEnvironment::of(&environment)
+}
+
+/// Whether the CUDA driver waits for each kernel before it returns. Read once, as the driver does.
+#[cfg(feature = "cuda")]
+pub(crate) fn launches_block() -> bool {
+    static BLOCK: OnceLock<bool> = OnceLock::new();
+    *BLOCK.get_or_init(|| device_environment().launches_block)
 }
 
 /// Returns the library of a tool that collects NVTX ranges. Such tools set this variable for the processes that they

@@ -131,7 +131,7 @@ pub fn recv_tensor(comm: &Communicator, from: usize, tag: u64, device: &Device) 
 
 /// Returns the type, the dimensions and the number of elements that a header names, or what is wrong with it.
 fn parse(header: &[u64]) -> std::result::Result<(DType, Vec<usize>, usize), String> {
-    let Some((code, dimensions)) = header.split_first() else { return Err("an empty message where a tensor was expected".to_owned()) };
+    let Some((code, dimensions)) = header.split_first() else { return Err("an empty message, but a tensor was expected".to_owned()) };
     let dtype = usize::try_from(*code).ok().and_then(|code| TYPES.get(code));
     let Some(dtype) = dtype else { return Err(format!("a tensor whose element type has the unknown number {code}")) };
     // candle computes strides, which are products of dimensions even if one of the dimensions is 0.
@@ -162,7 +162,7 @@ impl Pieces<'_> {
             elements.resize(from + expected, T::default());
             let arrived = self.comm.recv(&mut elements[from..], self.envelope).map_err(failed)?.count;
             if arrived != expected {
-                return Err((self.malformed)(format!("{arrived} elements of a tensor where {expected} were expected")));
+                return Err((self.malformed)(format!("{arrived} elements of a tensor, but {expected} were expected")));
             }
         }
         Ok(elements)

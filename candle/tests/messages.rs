@@ -130,7 +130,7 @@ fn what_is_no_tensor_is_refused() {
     let error = refused(|comm| comm.send(&[F32, 4], 1).and_then(|()| comm.send(&[1.0_f64; 4], 1)));
     assert!(cause(&error).unwrap().is_mismatch(), "{error}");
     let error = refused(|comm| comm.send(&[F32, 4], 1).and_then(|()| comm.send(&[1.0_f32; 3], 1)));
-    assert!(error.to_string().contains("3 elements of a tensor where 4 were expected"), "{error}");
+    assert!(error.to_string().contains("3 elements of a tensor, but 4 were expected"), "{error}");
     assert!(matches!(cause(&error), Some(collectives::Error::Protocol { with, .. }) if with.contains("rank 0")));
 }
 

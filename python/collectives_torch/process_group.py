@@ -137,14 +137,13 @@ def _operation(name):
     of_first, message = _OF_TWO_FORMS.get(name), _MESSAGES.get(name)
 
     def operation(self, *arguments, **named):
-        if modes():
+        is_profiled = profiles()
+        if modes() or (is_profiled and message is None):
             return dispatched(self, *arguments, **named)
-        if profiles():
-            if message is None:
-                return dispatched(self, *arguments, **named)
-            with torch.profiler.record_function(message):
-                return first(self._backend, *arguments, **named)
         try:
+            if is_profiled:
+                with torch.profiler.record_function(message):
+                    return first(self._backend, *arguments, **named)
             if of_first is None or (named.keys() <= {"opts"} and _are(arguments, of_first)):
                 return first(self._backend, *arguments, **named)
             return second(self, *arguments, **named)

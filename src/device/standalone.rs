@@ -85,8 +85,9 @@ impl fmt::Debug for UniqueId {
 /// - **Raw** calls ([`call`](Self::call), [`message`](Self::message)) are `unsafe`. The arguments of a raw call are
 ///   addresses, and an element type that can be chosen at run time. Raw calls are neither ordered nor compared. Use raw
 ///   calls in an engine that manages memory and the order of calls itself, and ensures that all ranks make the same
-///   calls. With raw calls, the devices of all ranks must have the same compute capability, and all ranks must pass the
-///   same [`Config::device_scratch_bytes`] and [`Config::reproducible`].
+///   calls. With raw calls, the devices of all ranks must have the same compute capability, their drivers must have
+///   loaded the same kernels of this crate, and all ranks must pass the same [`Config::device_scratch_bytes`] and
+///   [`Config::reproducible`].
 ///
 /// No wait is longer than [`Config::timeout`]. If this time passes, the communicator is aborted, and its error gives
 /// the reason.

@@ -16,7 +16,7 @@ use crate::call::element::Data;
 use crate::communicator::Communicator;
 use crate::communicator::prepare::device_call::{DeviceCall, Guards, Hold, check_place, check_places, overlap, resolve};
 use crate::communicator::work::message::Received;
-use crate::config::device_environment;
+use crate::config::launches_block;
 use crate::device::{self, DeviceBackend};
 use crate::error::{Error, Result};
 use crate::flight::{self, Message};
@@ -220,7 +220,7 @@ impl Communicator {
     /// Queues what was recorded on one or several communicators of this thread in one group. All ranks of each
     /// communicator must do the same, because the way in which they compare their calls depends on it.
     pub(in crate::communicator) fn queue_across(parts: &mut [(&Communicator, Batch<'_>)]) -> Result<()> {
-        if parts.len() > 1 && device_environment().launches_block {
+        if parts.len() > 1 && launches_block() {
             let reason = "CUDA_LAUNCH_BLOCKING=1 makes the thread wait for the first communicator's kernel, which waits for kernels that the \
                           same thread has not launched yet: unset it, or give each communicator a thread of its own";
             return Err(Error::unsupported("a group of several communicators", reason));

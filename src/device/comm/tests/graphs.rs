@@ -82,7 +82,7 @@ fn calls_are_captured_even_if_the_driver_refuses_to_mark_them() {
             }));
         });
         assert_eq!((before, marks.of("cuMemsetD32Async")), (0, 1), "it is asked once");
-        assert_eq!(rank.comm.inner.live_graphs(), 1, "the graph is counted all the same");
+        assert_eq!(rank.comm.inner.live_graphs(), 1, "the graph still counts");
         graph.as_ref().unwrap().launch().unwrap();
         rank.stream.synchronize().unwrap();
         assert_eq!(read(&rank.stream, &vector), (0..100).map(|index| 4.0 * (2.0 * (index % 97) as f32 + 1.0)).collect::<Vec<_>>());

@@ -155,8 +155,8 @@ fn kill_again_and_again(name: &str, trials: usize) {
 }
 
 #[test]
-fn whoever_is_killed_while_saving_leaves_whole_checkpoints() {
-    let name = "checkpoint::kills::whoever_is_killed_while_saving_leaves_whole_checkpoints";
+fn a_rank_killed_while_saving_leaves_whole_checkpoints() {
+    let name = "checkpoint::kills::a_rank_killed_while_saving_leaves_whole_checkpoints";
     if is_rank_of(name) {
         return rank_that_saves(false);
     }
