@@ -160,6 +160,7 @@ mod guide {
         data = "../docs/src/data.md";
         embedding = "../docs/src/embedding.md";
         failures = "../docs/src/failures.md";
+        membership = "../docs/src/membership.md";
         first = "../docs/src/first.md";
         from_mpi = "../docs/src/from-mpi.md";
         #[cfg(feature = "cuda")]

@@ -149,7 +149,7 @@ impl Newcomer {
                 (false, _) => {}
             }
         }
-        // Otherwise a member would call this process in vain.
+        // Otherwise a member would call this process without success.
         requests.remove(number)?;
         Ok(None)
     }
