@@ -1,8 +1,11 @@
 //! Jobs whose ranks come and go as processes: killed, stopped while they wait, and admitted.
+//!
+//! `COLLECTIVES_SOAK_CHANGES=200 cargo test --test failures membership::random -- --nocapture` makes more changes.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::SocketAddr;
+use std::time::Instant;
 
 use collectives::{Communicator, Error, Membership, ReduceOp, Result};
 use rustix::process::{Pid, Signal, kill_process};
@@ -226,35 +229,48 @@ fn random_changes(name: &'static str, wiring: Wiring) {
     let (mut random, seed) = Random::new();
     println!("{name}: seed {seed}, {changes} changes");
     let mut job = Job::start(name, 3);
-    let (mut before, mut has_grown) = (None, false);
     for change in 0..changes {
         let members = job.settle("the job works");
-        // After it has grown and shrunk once, a process of a job of two has what it will always have.
-        if has_grown && members.len() == 2 && before.is_none() {
-            before = Some((members[0], job.resources(members[0])));
-        }
         let adds = members.len() < 2 || members.len() < 6 && random.below(2) == 0;
-        println!("{name}: change {change}: {members:?} {}", if adds { "grows" } else { "shrinks" });
-        if adds {
+        let began = Instant::now();
+        let what = if adds {
             let added = job.add_at(members[random.below(members.len())]);
-            has_grown = true;
             match random.below(4) {
-                0 => job.kill(added),
-                1 if members.len() > 1 => job.kill(members[random.below(members.len())]),
-                _ => {}
+                0 => {
+                    job.kill(added);
+                    "a newcomer comes and dies"
+                }
+                1 if members.len() > 1 => {
+                    job.kill(members[random.below(members.len())]);
+                    "a newcomer comes and a member dies"
+                }
+                _ => "a newcomer comes",
             }
         } else {
             job.kill(members[random.below(members.len())]);
-        }
+            "a member dies"
+        };
+        job.settle("the job works after a change");
+        println!("{name}: change {change}: {members:?}: {what}; all work after {:.1} ms", began.elapsed().as_secs_f64() * 1e3);
     }
+    nothing_is_left_behind(&mut job, seed);
+}
+
+/// Lets ranks come and go at one process, and compares what it holds before and after.
+fn nothing_is_left_behind(job: &mut Job, seed: u64) {
     let members = job.settle("the job works after all changes");
-    let Some((rank, before)) = before.filter(|(rank, _)| members.contains(rank)) else { return };
-    members.iter().filter(|member| **member != rank).skip(1).for_each(|member| job.kill(*member));
-    if job.settle("two are left").len() == 2 {
-        let after = job.resources(rank);
-        println!("{name}: descriptors, threads and mappings of process {rank}: {before:?}, then {after:?}");
-        assert!(after.iter().zip(before).all(|(after, before)| *after <= before + 4), "{before:?}, then {after:?}; seed {seed}");
+    members[1..].iter().for_each(|member| job.kill(*member));
+    let mut counts = Vec::new();
+    for _ in 0..5 {
+        job.settle("one is alone");
+        let added = job.add_at(members[0]);
+        assert_eq!(job.settle("another has joined"), [members[0], added]);
+        counts.push(job.resources(members[0]));
+        job.kill(added);
     }
+    println!("{}: descriptors, threads and mappings: {counts:?}", job.name);
+    let limit = counts[0].map(|count| count + 4);
+    assert!(counts[4].iter().zip(limit).all(|(count, limit)| *count <= limit), "{counts:?}; seed {seed}");
 }
 
 #[test]
