@@ -117,6 +117,7 @@ pub(super) fn run(name: &str, job: &Job, store: &Store, secret: Option<&Secret>)
         count: job.nodes,
         node: job.node,
         patience: job.patience,
+        server: "the launcher that serves the store".to_owned(),
         names_missing: job.elastic.is_none(),
     });
     let attempts = Attempts { name, job, store, hosts, files: files.as_ref(), guardian: guardian.as_ref().ok(), sender };
@@ -126,12 +127,17 @@ pub(super) fn run(name: &str, job: &Job, store: &Store, secret: Option<&Secret>)
     }
 }
 
+/// Says to the other hosts why this one leaves.
+fn ended_by(signal: i32) -> String {
+    format!("its collrun was ended by {}", signal_name(signal))
+}
+
 impl Attempts<'_> {
     fn run(&self, mut events: Receiver<Event>) -> Result<End, Refused> {
         for attempt in 0..=self.job.most_restarts {
             let (outcome, left) = self.attempt(attempt, events)?;
             events = left;
-            let may_restart = attempt < self.job.most_restarts && outcome.code != 0 && !outcome.interrupted;
+            let may_restart = attempt < self.job.most_restarts && outcome.code != 0 && outcome.interrupted.is_none();
             if may_restart {
                 let cause = outcome.failure.as_ref().map_or_else(String::new, |failure| format!(", after a failure: {failure}"));
                 let next = attempt + 1;
@@ -160,7 +166,7 @@ impl Attempts<'_> {
 
     /// Takes part in the attempts in which this host has a place. Sets `by` to the reason if a signal ends the job here.
     fn take_part(&self, member: &Member, hosts: &Hosts, mut events: Receiver<Event>, by: &mut String) -> Result<End, Refused> {
-        let (mut last, mut leader) = (End { code: 0, failure: None }, String::new());
+        let (mut last, mut server) = (End { code: 0, failure: None }, hosts.server.clone());
         loop {
             let start = match self.next(member, &events) {
                 Next::Message(Message::Start(start)) => start,
@@ -171,25 +177,27 @@ impl Attempts<'_> {
                     return Ok(End { code, ..last });
                 }
                 Next::Interrupted(signal) => {
-                    *by = format!("its collrun was ended by {}", signal_name(signal));
+                    *by = ended_by(signal);
                     return Ok(End { code: 128_u8.saturating_add(u8::try_from(signal).unwrap_or(0)), failure: None });
                 }
                 Next::Lost(words) => {
-                    say(self.name, &format!("lost node 0{leader}, which serves the store: {words}"));
+                    say(self.name, &format!("lost {server}: {words}"));
                     return Ok(End { code: if last.code == 0 { 1 } else { last.code }, ..last });
                 }
             };
-            leader = start.names.first().map_or_else(String::new, |name| format!(" ({name})"));
+            if let Some(name) = start.names.first() {
+                server = format!("node 0 ({name}), which serves the store");
+            }
             self.say_start(&start);
             let job = Job { nodes: start.names.len(), node: start.node, ..self.job.clone() };
-            let hosts = Hosts { count: job.nodes, node: job.node, ..hosts.clone() };
+            let hosts = Hosts { count: job.nodes, node: job.node, server: server.clone(), ..hosts.clone() };
             let round = Attempts { job: &job, hosts: Some(hosts), sender: self.sender.clone(), ..*self };
             let (outcome, left) = round.attempt(start.attempt, events)?;
             (events, last) = (left, End { code: outcome.code, failure: outcome.failure });
-            if outcome.interrupted {
-                *by = "its collrun was ended by a signal".to_owned();
+            if let Some(signal) = outcome.interrupted {
+                *by = ended_by(signal);
             }
-            if outcome.interrupted || outcome.is_last {
+            if outcome.interrupted.is_some() || outcome.is_last {
                 return Ok(last);
             }
             member.is_free();

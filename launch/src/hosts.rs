@@ -29,6 +29,8 @@ pub(super) struct Hosts {
     pub(super) node: usize,
     /// How long the store's host may take to start.
     pub(super) patience: Duration,
+    /// The launcher that serves the store, as messages name it.
+    pub(super) server: String,
     /// Whether the first host names missing hosts.
     pub(super) names_missing: bool,
 }

@@ -31,8 +31,8 @@ pub(super) struct Outcome {
     pub(super) code: u8,
     /// The rank that failed first, here or on another host.
     pub(super) failure: Option<Failure>,
-    /// Whether a signal ended it. If so, the job is not restarted.
-    pub(super) interrupted: bool,
+    /// The signal that ended it, if one did. If so, the job is not restarted.
+    pub(super) interrupted: Option<i32>,
     /// Whether the attempt is the job's last one, although no signal ended it.
     pub(super) is_last: bool,
 }
@@ -198,7 +198,10 @@ impl<'a> Supervisor<'a> {
             // Without restarts, the store's host may finish before this one.
             Settled::Lost(_) if !self.job.waits_for_all() => return,
             Settled::Changed(change) => Some(change.why.clone()),
-            Settled::Lost(words) => Some(format!("lost the launcher that serves the store: {words}")),
+            Settled::Lost(words) => {
+                let server = self.hosts.as_ref().map_or("the launcher that serves the store", |hosts| &hosts.server);
+                Some(format!("lost {server}: {words}"))
+            }
         };
         let is_first = self.failure.is_none();
         (self.settled, self.settled_at) = (Some(settled), nanoseconds(SystemTime::now()));
@@ -314,7 +317,7 @@ impl<'a> Supervisor<'a> {
 
     /// Returns the result of the attempt.
     fn outcome(&mut self) -> Outcome {
-        let interrupted = self.is_interrupted();
+        let interrupted = self.ended_by();
         let is_last = match &self.settled {
             Some(Settled::Done | Settled::Lost(_)) => true,
             Some(Settled::Changed(change)) => change.is_last,
@@ -334,7 +337,7 @@ impl<'a> Supervisor<'a> {
                 return Outcome { code: 1, failure: None, interrupted, is_last };
             }
             // Ranks that fail because of a change have not failed first.
-            Some(Settled::Changed(_)) if !interrupted => return Outcome { code: 1, failure: None, interrupted, is_last },
+            Some(Settled::Changed(_)) if interrupted.is_none() => return Outcome { code: 1, failure: None, interrupted, is_last },
             _ => None,
         };
         let failure = elsewhere.or_else(|| self.first_failure());

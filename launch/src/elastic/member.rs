@@ -54,6 +54,7 @@ impl Member {
             lost_after: elastic.lost_after,
             shared: Arc::clone(&shared),
             id: id.clone(),
+            has_joined: false,
             given: 0,
             beat: 0,
             began: Instant::now(),
@@ -62,8 +63,9 @@ impl Member {
         let events = events.clone();
         let thread = thread::Builder::new().name("member".into()).spawn(move || {
             if let Err(error) = link.serve(&events) {
-                lock(&link.shared.messages).push_back(Err(error.to_string()));
-                let _ = events.send(Event::Cut(error.to_string()));
+                let words = link.words(&error);
+                lock(&link.shared.messages).push_back(Err(words.clone()));
+                let _ = events.send(Event::Cut(words));
             }
         })?;
         Ok(Self { id, shared, thread: Some(thread) })
@@ -112,6 +114,8 @@ struct Link {
     lost_after: Duration,
     shared: Arc<Shared>,
     id: String,
+    /// Whether the store has answered once.
+    has_joined: bool,
     /// How many messages have come.
     given: u64,
     beat: u64,
@@ -124,6 +128,7 @@ impl Link {
     fn serve(&mut self, events: &Sender<Event>) -> collectives::Result<()> {
         let Some(store) = self.reach()? else { return Ok(()) };
         self.arrive(&store)?;
+        self.has_joined = true;
         loop {
             let has_ended = self.shared.ended.load(Ordering::Acquire);
             self.report(&store)?;
@@ -135,6 +140,14 @@ impl Link {
                 Err(error) if error.is_timeout() => self.say_waiting(),
                 Err(error) => return Err(error),
             }
+        }
+    }
+
+    /// Describes why the store is lost.
+    fn words(&self, error: &collectives::Error) -> String {
+        match error.is_timeout() && self.has_joined {
+            true => format!("its collrun has not answered at {} for {} s", self.place, self.lost_after.as_secs_f64()),
+            false => error.to_string(),
         }
     }
 

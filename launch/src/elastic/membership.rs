@@ -216,7 +216,8 @@ impl Membership {
     /// Gives up hosts that are silent or leave.
     fn lose(&mut self, now: Duration) {
         let limit = self.rules.lost_after;
-        for host in std::mem::take(&mut self.hosts) {
+        let hosts = std::mem::take(&mut self.hosts);
+        for host in hosts {
             let is_silent = now.saturating_sub(host.heard) > limit && host.id != self.leader;
             let silence = || format!("its collrun has not answered for {} s", limit.as_secs_f64());
             match host.report.leaves.clone().or_else(|| is_silent.then(silence)) {
@@ -228,6 +229,12 @@ impl Membership {
 
     /// Gives up a host that is not in the list any more.
     fn leave_out(&mut self, host: &Host, why: &str) {
+        if host.id == self.leader {
+            let why = format!("lost node 0 ({}), which serves the store: {why}", host.name);
+            self.tell(&host.id, host.given, Message::Over { code: 1, why: Some(why.clone()) });
+            let mut last = self.close(&why);
+            return self.actions.append(&mut last);
+        }
         self.tell(&host.id, host.given, Message::LeftOut(why.to_owned()));
         let Some(node) = host.node else {
             return self.actions.push(Action::Say(format!("{}, which waited for a place, is gone: {why}", host.name)));
@@ -313,6 +320,9 @@ impl Membership {
         let (late, left): (Vec<Host>, Vec<Host>) = std::mem::take(&mut self.hosts).into_iter().partition(runs);
         self.hosts = left;
         late.iter().for_each(|host| self.leave_out(host, &format!("its ranks have not ended for {} s", join.as_secs_f64())));
+        if matches!(self.phase, Phase::Over) {
+            return;
+        }
         if failures > self.rules.restarts {
             let lost = self.lost.join("; ");
             return self.finish(1, (!lost.is_empty()).then_some(lost));

@@ -322,5 +322,5 @@ fn check(world: &World, rules: &Rules, seed: u64) {
 #[test]
 fn random_jobs_agree_on_their_hosts_and_never_hang() {
     let more = std::env::var("COLLECTIVES_ELASTIC").ok().and_then(|count| count.parse().ok());
-    (0..more.unwrap_or(3000)).for_each(simulate);
+    (0..more.unwrap_or(1000)).for_each(simulate);
 }
