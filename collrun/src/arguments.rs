@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, ArgMatches, CommandFactory, FromArgMatches, Parser};
-use collectives_launch::{Bind, Streams};
+use collectives_launch::{Bind, NumaBinding, Streams};
 
 use crate::control::Control;
 use crate::count::Count;
@@ -136,6 +136,11 @@ pub(crate) struct Arguments {
     /// many cores as ranks, else none]. Also --bind-to. Two jobs on one host are bound to the same cores
     #[arg(long, aliases = ["bind-to", "bind_to"], value_name = "none|core|cache|numa")]
     pub(crate) bind: Option<Bind>,
+    /// Binds each rank near its GPU. node: all cores of the GPU's NUMA node; socket: all cores of its socket; exclusive: a
+    /// share of the node's cores; core-complex: cores of the node that share a cache. The GPU of a rank is the visible GPU
+    /// with the local rank's number, by PCI address. Without GPUs, ranks are spread evenly
+    #[arg(long, value_name = "node|socket|exclusive|core-complex", conflicts_with = "bind")]
+    pub(crate) numa_binding: Option<NumaBinding>,
     /// Print the cores that the ranks of each host are bound to
     #[arg(long)]
     pub(crate) report_bindings: bool,
@@ -182,8 +187,6 @@ pub(crate) struct Refused {
     #[arg(long, hide = true, action = ArgAction::Set)]
     logs_specs: Option<String>,
     #[arg(long, hide = true, action = ArgAction::Set)]
-    numa_binding: Option<String>,
-    #[arg(long, hide = true, action = ArgAction::Set)]
     duplicate_stdout_filters: Option<String>,
     #[arg(long, hide = true, action = ArgAction::Set)]
     duplicate_stderr_filters: Option<String>,
@@ -200,7 +203,6 @@ impl Refused {
                 "--event-log-handler: collrun runs no Python handlers; it prints failures on standard error",
             ),
             (&self.logs_specs, "--logs-specs: collrun loads no Python classes; use --log-dir, --redirects and --tee"),
-            (&self.numa_binding, "--numa-binding: collrun does not bind by GPU; use --bind numa, core or cache, which bind by local rank"),
             (
                 &self.duplicate_stdout_filters,
                 "--duplicate-stdout-filters: collrun does not filter output; use -t 1 and search the log files",

@@ -63,7 +63,11 @@ fn run(arguments: &Arguments) -> Result<u8, Refused> {
     }
     can_be_reached(arguments, &place)?;
     let asked = arguments.bind.map_or(Asked::Nothing, Asked::For);
-    let binding = Binding::here(asked, Width::Share, local_world_size).map_err(usage)?;
+    let binding = match arguments.numa_binding {
+        Some(binding) => binding.here(local_world_size),
+        None => Binding::here(asked, Width::Share, local_world_size),
+    };
+    let binding = binding.map_err(usage)?;
     let given = Secret::from_env().map_err(|error| usage(error.to_string()))?;
     let patience = arguments.conf().join;
     let hosts = meeting::Hosts { count: arguments.nodes().into(), job: arguments.rdzv_id.as_deref().unwrap_or("none"), patience };

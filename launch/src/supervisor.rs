@@ -333,7 +333,7 @@ impl<'a> Supervisor<'a> {
                 let done = self.done_before(self.settled_at);
                 Some(failure.and_done_before(done))
             }
-            Some(Settled::Lost(_)) if self.job.waits_for_all() && self.failure.is_none() => {
+            Some(Settled::Lost(_)) if self.job.waits_for_all() && interrupted.is_none() && self.first_failure().is_none() => {
                 return Outcome { code: 1, failure: None, interrupted, is_last };
             }
             // Ranks that fail because of a change have not failed first.
