@@ -150,7 +150,8 @@ pub struct Refused {
 pub struct End {
     /// The exit code of the rank that failed first. If no rank failed:
     ///
-    /// - 1 if restarts are allowed and the launcher that serves the store was lost.
+    /// - 1 if restarts are allowed or hosts may change, and the launcher that serves the store was lost.
+    /// - 1 if another host was lost, and the job cannot go on without it.
     /// - 128 plus the number of a signal if ranks were ended after this signal.
     /// - Otherwise, [`Job::verdict`] if a rank of this host ended with this exit code, else 0.
     ///

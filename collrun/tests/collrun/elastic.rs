@@ -227,7 +227,7 @@ fn hosts_with_other_numbers_of_ranks_are_refused() {
     assert!(code == Some(2) && said.contains("starts 2 ranks, and the other hosts start 1"), "{said}");
 }
 
-/// Runs real ranks, whose store is the one that collrun serves.
+/// Runs real ranks, whose store is the one that collrun serves, with a secret.
 #[test]
 fn ranks_of_an_elastic_job_communicate() {
     let hello = match example("hello") {
@@ -237,7 +237,7 @@ fn ranks_of_an_elastic_job_communicate() {
     let job = Job::new("2:3", "--nproc-per-node 2", "");
     let start = |program: &Path| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_collrun"));
-        command.args(job.flags.split_whitespace()).arg("--").arg(program);
+        command.args(job.flags.split_whitespace()).arg("--").arg(program).env("COLLECTIVES_SECRET", "the secret of this elastic job");
         Launcher::start(command)
     };
     let mut hosts = [start(&hello), start(&hello)];

@@ -302,7 +302,7 @@ impl Membership {
             if names.is_empty() || succeeded {
                 return;
             }
-            Change { why: format!("{names} joins the job"), is_loss: false, is_last: false }
+            Change { why: format!("new hosts: {names}"), is_loss: false, is_last: false }
         };
         self.phase = Phase::Running { settled: true };
         self.actions.push(Action::Settle { attempt: self.attempt, change });

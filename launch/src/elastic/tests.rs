@@ -192,7 +192,7 @@ fn failures_are_counted_and_those_who_come_are_not() {
     let mut world = World::new(RULES);
     world.come("a").come("b").wait(30);
     world.come("c");
-    assert_eq!((world.change().why.as_str(), world.change().is_loss), ("C joins the job", false));
+    assert_eq!((world.change().why.as_str(), world.change().is_loss), ("new hosts: C", false));
     assert_eq!(world.free().running(), "A B C");
     assert_eq!(world.hosts["a"].start.as_ref().map(|start| (start.attempt, start.failures)), Some((1, 0)));
     // A spare waits until there is room, and changes nothing.
