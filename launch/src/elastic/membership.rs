@@ -148,7 +148,7 @@ impl Membership {
         }
         let expected = *self.ranks.get_or_insert(ranks);
         let refused = if ranks != expected {
-            Some(format!("{name} starts {ranks} ranks, and the other hosts start {expected}; give all the same --nproc-per-node"))
+            Some(format!("{name} starts {ranks} ranks, and the other hosts start {expected}; give every host the same --nproc-per-node"))
         } else {
             (self.hosts.len() >= MOST_WAITING).then(|| format!("{MOST_WAITING} hosts are there already"))
         };

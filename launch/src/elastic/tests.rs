@@ -20,7 +20,7 @@ fn failure() -> Settled {
     Settled::Failed(Box::new(Failure::from_json(text).unwrap()))
 }
 
-/// A job whose hosts do as they are told: each runs ranks from a `Start` on until `free`.
+/// A job whose hosts obey: each runs ranks from a `Start` on until `free`.
 struct World {
     membership: Membership,
     now: u64,
@@ -215,7 +215,7 @@ fn spares_end_with_the_job_and_others_are_refused() {
     world.come("a");
     world.hosts.insert("x".to_owned(), Simulated { is_silent: false, given: 0, ready: 0, start: None, last: None });
     world.membership.arrive(seconds(0), Arrival { id: "x".to_owned(), name: "X".to_owned(), ranks: 4 });
-    assert_eq!(world.look().last("x"), "2 X starts 4 ranks, and the other hosts start 2; give all the same --nproc-per-node");
+    assert_eq!(world.look().last("x"), "2 X starts 4 ranks, and the other hosts start 2; give every host the same --nproc-per-node");
 }
 
 #[test]
