@@ -218,6 +218,17 @@ fn spares_wait_and_too_few_hosts_do_not_wait_for_ever() {
 }
 
 #[test]
+fn a_host_that_waits_for_others_says_so_and_ends_by_ctrl_c() {
+    crate::interrupts::heed();
+    // The first line comes after a quarter of the time in which hosts must join.
+    let job = Job::new("2:3", "", "join_timeout=8");
+    let mut host = job.host();
+    host.line("waiting for hosts: 1 there, at least 2 and at most 3 take part");
+    host.signal(Signal::INT);
+    assert_eq!(host.end().0, Some(130));
+}
+
+#[test]
 fn hosts_with_other_numbers_of_ranks_are_refused() {
     let job = Job::new("1:3", "", "");
     let mut first = job.host();
