@@ -181,7 +181,8 @@ impl Attempts<'_> {
                     return Ok(End { code: 128_u8.saturating_add(u8::try_from(signal).unwrap_or(0)), failure: None });
                 }
                 Next::Lost(words) => {
-                    say(self.name, &format!("lost {server}: {words}"));
+                    let doing = if member.has_joined() { format!("lost {server}") } else { "joining the job".to_owned() };
+                    say(self.name, &format!("{doing}: {words}"));
                     return Ok(End { code: if last.code == 0 { 1 } else { last.code }, ..last });
                 }
             };

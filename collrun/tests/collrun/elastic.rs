@@ -229,13 +229,16 @@ fn a_host_that_waits_for_others_says_so_and_ends_by_ctrl_c() {
 }
 
 #[test]
-fn hosts_with_other_numbers_of_ranks_are_refused() {
+fn hosts_of_other_jobs_and_with_other_numbers_of_ranks_are_refused() {
     let job = Job::new("1:3", "", "");
     let mut first = job.host();
     first.line("place 0/1");
     let mut other = job.host_with(Command::new(env!("CARGO_BIN_EXE_collrun")), "--nproc-per-node 2");
     let (code, said) = other.end();
     assert!(code == Some(2) && said.contains("starts 2 ranks, and the other hosts start 1"), "{said}");
+    let mut stranger = job.host_with(Command::new(env!("CARGO_BIN_EXE_collrun")), "--rdzv-id other");
+    let (code, said) = stranger.end();
+    assert!(code == Some(1) && said.contains("--rdzv-id other: the store at 127.0.0.1:") && said.contains("serves another job"), "{said}");
 }
 
 /// Runs real ranks, whose store is the one that collrun serves, with a secret.

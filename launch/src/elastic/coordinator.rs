@@ -84,6 +84,7 @@ struct Hearing {
 
 impl Hearing {
     fn serve(mut self, asked: &Receiver<String>) -> collectives::Result<()> {
+        self.store.set(&self.keys.coordinator(), b"")?;
         loop {
             let asked = asked.recv_timeout(ONE_LOOK);
             self.look()?;

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
+use collectives::Error;
 use collectives::store::{Store as _, TcpStore};
 
 use super::messages::{Arrival, Keys, Message, Report, decode, encode};
@@ -28,6 +29,8 @@ struct Shared {
     messages: Mutex<VecDeque<Result<Message, String>>>,
     /// Whether ranks run, or a message waits for the supervisor.
     is_busy: AtomicBool,
+    /// Whether the host that serves the store decides for this job.
+    has_joined: AtomicBool,
     /// Why the host leaves the job.
     leaves: Mutex<Option<String>>,
     ended: AtomicBool,
@@ -54,7 +57,6 @@ impl Member {
             lost_after: elastic.lost_after,
             shared: Arc::clone(&shared),
             id: id.clone(),
-            has_joined: false,
             given: 0,
             beat: 0,
             began: Instant::now(),
@@ -79,6 +81,11 @@ impl Member {
     /// Returns the next message, if one has come, or why no message can come any more.
     pub(crate) fn next(&self) -> Option<Result<Message, String>> {
         lock(&self.shared.messages).pop_front()
+    }
+
+    /// Whether this host has reached the job.
+    pub(crate) fn has_joined(&self) -> bool {
+        self.shared.has_joined.load(Ordering::Acquire)
     }
 
     /// Reports that the ranks of this host have ended.
@@ -114,8 +121,6 @@ struct Link {
     lost_after: Duration,
     shared: Arc<Shared>,
     id: String,
-    /// Whether the store has answered once.
-    has_joined: bool,
     /// How many messages have come.
     given: u64,
     beat: u64,
@@ -127,8 +132,9 @@ impl Link {
     /// Serves until the member is dropped, or the store does not answer.
     fn serve(&mut self, events: &Sender<Event>) -> collectives::Result<()> {
         let Some(store) = self.reach()? else { return Ok(()) };
+        self.check_job(&store)?;
         self.arrive(&store)?;
-        self.has_joined = true;
+        self.shared.has_joined.store(true, Ordering::Release);
         loop {
             let has_ended = self.shared.ended.load(Ordering::Acquire);
             self.report(&store)?;
@@ -145,7 +151,7 @@ impl Link {
 
     /// Describes why the store is lost.
     fn words(&self, error: &collectives::Error) -> String {
-        match error.is_timeout() && self.has_joined {
+        match error.is_timeout() && self.shared.has_joined.load(Ordering::Acquire) {
             true => format!("its collrun has not answered at {} for {} s", self.place, self.lost_after.as_secs_f64()),
             false => error.to_string(),
         }
@@ -160,6 +166,21 @@ impl Link {
             ControlFlow::Continue(_) => self.place.connect(self.lost_after).map(Some),
             ControlFlow::Break(()) => Ok(None),
         }
+    }
+
+    /// Checks that the store serves this job. Otherwise this host would wait for a message that no host sends.
+    fn check_job(&self, store: &TcpStore) -> collectives::Result<()> {
+        store.wait(&[&self.keys.coordinator()], self.lost_after).map_err(|error| match error {
+            Error::Timeout { .. } => Error::Config {
+                what: format!("--rdzv-id {}", self.keys.job),
+                reason: format!(
+                    "the store at {} serves another job, or a job with a fixed number of hosts; give the same --rdzv-id and --nnodes on all \
+                     hosts, or another port",
+                    self.place
+                ),
+            },
+            other => other,
+        })
     }
 
     fn arrive(&mut self, store: &TcpStore) -> collectives::Result<()> {

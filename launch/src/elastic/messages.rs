@@ -68,6 +68,11 @@ impl Keys {
         format!("collrun/elastic/{}/arrivals", self.job)
     }
 
+    /// Returns the key that exists if a host decides for this job.
+    pub(super) fn coordinator(&self) -> String {
+        format!("collrun/elastic/{}/coordinator", self.job)
+    }
+
     /// Returns the key of a host's report.
     pub(super) fn report(&self, id: &str) -> String {
         format!("collrun/elastic/{}/reports/{id}", self.job)
