@@ -233,8 +233,8 @@ pub struct Config {
     /// a mismatch, an abort. `collperf --explain-hang FOLDER` reads the files of all ranks. Default: `None`, nothing is
     /// written. Variable: `COLLECTIVES_FLIGHT_RECORDER_DIR`.
     pub flight_recorder_dir: Option<PathBuf>,
-    /// How long a call may wait for its peers before a warning reports the call and the missing ranks. A call in host
-    /// memory that still waits is reported again once a minute. The warning goes to `tracing`, or to standard error if the program has no
+    /// How long a call may wait for its peers before a warning reports the call and the missing ranks. A call that still
+    /// waits is reported again once a minute. The warning goes to `tracing`, or to standard error if the program has no
     /// subscriber. For calls with a timeout of less than twice this time, the warning comes at half the timeout, and
     /// only to `tracing`. Zero: never. Default: 30 seconds. Variable: `COLLECTIVES_STALL_WARNING` (seconds, `0` for
     /// never).
