@@ -234,8 +234,8 @@ pub struct Config {
     /// a mismatch, an abort. `collperf --explain-hang FOLDER` reads the files of all ranks. Default: `None`, nothing is
     /// written. Variable: `COLLECTIVES_FLIGHT_RECORDER_DIR`.
     pub flight_recorder_dir: Option<PathBuf>,
-    /// How long a call may wait for its peers before a warning reports the call and the missing ranks. There is one
-    /// warning for each such call. The warning goes to `tracing`, or to standard error if the program has no
+    /// How long a call may wait for its peers before a warning reports the call and the missing ranks. A call that still
+    /// waits is reported again once a minute. The warning goes to `tracing`, or to standard error if the program has no
     /// subscriber. For calls with a timeout of less than twice this time, the warning comes at half the timeout, and
     /// only to `tracing`. Zero: never. Default: 30 seconds. Variable: `COLLECTIVES_STALL_WARNING` (seconds, `0` for
     /// never).
@@ -732,6 +732,14 @@ mod tests {
         }
         KNOWN.iter().for_each(|known| check(known).unwrap());
         variable_names::check(["TIMOUT".to_owned()].into_iter()).unwrap();
+    }
+
+    #[test]
+    fn other_variables_are_named() {
+        let said = |names: &[&str]| variable_names::unknown(names.iter().map(|name| format!("{PREFIX}{name}"))).unwrap();
+        assert_eq!(said(&["TIMEOUT", "TEST_GPU", "SHRINKS"]), None);
+        let expected = format!("no setting of this crate has these names, which are ignored: {PREFIX}BUCKETS, {PREFIX}COLOUR");
+        assert_eq!(said(&["COLOUR", "TIMEOUT", "BUCKETS"]), Some(expected));
     }
 
     #[test]

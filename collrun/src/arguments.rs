@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, ArgMatches, CommandFactory, FromArgMatches, Parser};
-use collectives_launch::{Bind, Streams};
+use collectives_launch::{Bind, NumaBinding, Streams};
 
 use crate::control::Control;
 use crate::count::Count;
 use crate::environment::{self, Variable};
 use crate::mpirun;
 use crate::place::Place;
+use crate::rendezvous::{Conf, Nodes, seconds};
 
 /// Starts the ranks of a job and stops them together.
 ///
@@ -31,9 +32,10 @@ pub(crate) struct Arguments {
     /// of all hosts. Also -np
     #[arg(short = 'n', long, value_name = "N", overrides_with = "nproc_per_node")]
     pub(crate) np: Option<Count>,
-    /// Number of hosts in the job. Start collrun once on each of them, or use --hosts
-    #[arg(long, value_name = "M", default_value = "1", value_parser = nodes)]
-    pub(crate) nnodes: u16,
+    /// Number of hosts in the job. Start collrun once on each of them, or use --hosts. MIN:MAX starts the job with at
+    /// least MIN hosts, and restarts all ranks when a host is lost or another one comes; needs --rdzv-endpoint
+    #[arg(long, value_name = "M|MIN:MAX", default_value = "1")]
+    pub(crate) nnodes: Nodes,
     /// Start the ranks on these hosts by ssh: a,b or a:4,b:4 with the number of ranks of each. The program and the
     /// current folder must have the same paths there
     #[arg(long, value_name = "HOST[:N],…", conflicts_with_all = ["hostfile", "nnodes", "node_rank", "rdzv_endpoint", "standalone", "local_addr"])]
@@ -81,9 +83,12 @@ pub(crate) struct Arguments {
     /// Name of the job. It must be the same on every host
     #[arg(long, value_name = "NAME")]
     pub(crate) rdzv_id: Option<String>,
-    /// join_timeout=SECONDS or timeout=SECONDS: how long to wait for the other hosts to start
-    #[arg(long, value_name = "KEY=VALUE", value_parser = rendezvous)]
-    pub(crate) rdzv_conf: Option<Duration>,
+    /// join_timeout=SECONDS or timeout=SECONDS: how long to wait for the other hosts to start [default: 1800]. With
+    /// --nnodes MIN:MAX also last_call_timeout=SECONDS: how long to wait for more hosts once MIN are there [default: 30];
+    /// keep_alive_interval=SECONDS and keep_alive_max_attempt=N: a host that is silent for their product is lost
+    /// [default: 5 and 3]
+    #[arg(long, value_name = "KEY=VALUE,…")]
+    pub(crate) rdzv_conf: Option<Conf>,
     /// Run a job on this host only, at a free port. Overrides flags that give an address or a port
     #[arg(long)]
     pub(crate) standalone: bool,
@@ -131,6 +136,11 @@ pub(crate) struct Arguments {
     /// many cores as ranks, else none]. Also --bind-to. Two jobs on one host are bound to the same cores
     #[arg(long, aliases = ["bind-to", "bind_to"], value_name = "none|core|cache|numa")]
     pub(crate) bind: Option<Bind>,
+    /// Binds each rank near its GPU. node: all cores of the GPU's NUMA node; socket: all cores of its socket; exclusive: a
+    /// share of the node's cores; core-complex: cores of the node that share a cache. The GPU of a rank is the visible GPU
+    /// with the local rank's number, by PCI address. Without GPUs, ranks are spread evenly
+    #[arg(long, value_name = "node|socket|exclusive|core-complex", conflicts_with = "bind")]
+    pub(crate) numa_binding: Option<NumaBinding>,
     /// Print the cores that the ranks of each host are bound to
     #[arg(long)]
     pub(crate) report_bindings: bool,
@@ -177,8 +187,6 @@ pub(crate) struct Refused {
     #[arg(long, hide = true, action = ArgAction::Set)]
     logs_specs: Option<String>,
     #[arg(long, hide = true, action = ArgAction::Set)]
-    numa_binding: Option<String>,
-    #[arg(long, hide = true, action = ArgAction::Set)]
     duplicate_stdout_filters: Option<String>,
     #[arg(long, hide = true, action = ArgAction::Set)]
     duplicate_stderr_filters: Option<String>,
@@ -195,7 +203,6 @@ impl Refused {
                 "--event-log-handler: collrun runs no Python handlers; it prints failures on standard error",
             ),
             (&self.logs_specs, "--logs-specs: collrun loads no Python classes; use --log-dir, --redirects and --tee"),
-            (&self.numa_binding, "--numa-binding: collrun does not bind by GPU; use --bind numa, core or cache, which bind by local rank"),
             (
                 &self.duplicate_stdout_filters,
                 "--duplicate-stdout-filters: collrun does not filter output; use -t 1 and search the log files",
@@ -276,31 +283,38 @@ impl Arguments {
         if let Some(control) = &self.controlled {
             return Ok(control.place());
         }
-        if let Some(np) = self.np.filter(|_| self.nnodes > 1) {
+        if let Some(np) = self.np.filter(|_| self.nnodes.most > 1) {
             return Err(format!("-n {np}: {}; give --nproc-per-node, which is the number of ranks on each host", mpirun::COUNTS_ALL));
         }
         if self.standalone {
             let several = format!("--standalone --nnodes {}: a standalone job has one host; leave out one of the two flags", self.nnodes);
-            return if self.nnodes == 1 { Ok(Place::Alone { address: None, port: None }) } else { Err(several) };
+            return if self.nnodes.most == 1 { Ok(Place::Alone { address: None, port: None }) } else { Err(several) };
         }
         let endpoint = self.rdzv_endpoint.as_deref().map(|endpoint| address_and_port(endpoint, self.master_port)).transpose()?;
-        if self.nnodes == 1 {
+        if self.nnodes.most == 1 {
             return match (self.node_rank, endpoint) {
                 (None | Some(0), Some((address, port))) => Ok(Place::Alone { address: Some(address), port: Some(port) }),
                 (None | Some(0), None) => Ok(Place::Alone { address: self.master_addr.clone(), port: self.master_port }),
                 (Some(node), _) => Err(format!("--node-rank {node}: the job has only host 0; give --nnodes if it has more hosts")),
             };
         }
+        if self.nnodes.is_range() {
+            self.fits_elastic()?;
+        }
         if let Some((address, 0)) = &endpoint {
             return Err(format!("--rdzv-endpoint {address}:0: other hosts cannot know which port the system chooses; name a port"));
         }
         let missing = |flag: &str| format!("--nnodes {}: {flag} is needed with several hosts", self.nnodes);
+        if self.nnodes.is_range() {
+            let (address, port) = endpoint.ok_or_else(|| missing("--rdzv-endpoint"))?;
+            return Ok(Place::Elastic { address, port });
+        }
         let is_static = self.rdzv_backend.as_deref() == Some("static");
         if let (Some((address, port)), None, false) = (&endpoint, self.node_rank, is_static) {
             return Ok(Place::Unnumbered { address: address.clone(), port: *port });
         }
         let node = self.node_rank.ok_or_else(|| missing("--node-rank, or --rdzv-endpoint without --rdzv-backend static,"))?;
-        if node >= self.nnodes {
+        if node >= self.nnodes.most {
             return Err(format!("--node-rank {node}: the hosts of --nnodes {} are numbered from 0", self.nnodes));
         }
         let (address, port) = match (endpoint, &self.master_addr) {
@@ -311,9 +325,32 @@ impl Arguments {
         Ok(Place::Among { node, address, port })
     }
 
-    /// Returns the number of hosts in the job.
+    /// Checks the flags that a range of hosts excludes.
+    fn fits_elastic(&self) -> Result<(), String> {
+        let nnodes = self.nnodes;
+        let numbered = "the hosts get their numbers at --rdzv-endpoint";
+        if let Some(node) = self.node_rank {
+            return Err(format!("--nnodes {nnodes} --node-rank {node}: {numbered}; leave out --node-rank"));
+        }
+        if self.rdzv_backend.as_deref() == Some("static") {
+            return Err(format!("--nnodes {nnodes} --rdzv-backend static: {numbered}; give --rdzv-backend c10d"));
+        }
+        if self.keep_going {
+            return Err(format!(
+                "--nnodes {nnodes} --keep-going: ranks that go on cannot get another world size; leave out one of the flags"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Returns the settings of the rendezvous.
+    pub(crate) fn conf(&self) -> Conf {
+        self.rdzv_conf.unwrap_or_default()
+    }
+
+    /// Returns the largest number of hosts in the job.
     pub(crate) fn nodes(&self) -> u16 {
-        self.controlled.as_ref().map_or(self.nnodes, |control| control.nodes)
+        self.controlled.as_ref().map_or(self.nnodes.most, |control| control.nodes)
     }
 
     /// Returns the number of ranks on this host.
@@ -373,31 +410,10 @@ fn unbracketed(address: &str) -> &str {
     address.strip_prefix('[').and_then(|address| address.strip_suffix(']')).unwrap_or(address)
 }
 
-/// Reads a number of hosts. torchrun's range is accepted only if both ends are equal.
-fn nodes(text: &str) -> Result<u16, String> {
-    let count = |text: &str| text.parse().ok().filter(|count| (1..=4096).contains(count)).ok_or("expected a number from 1 to 4096");
-    let Some((least, most)) = text.split_once(':') else { return Ok(count(text)?) };
-    let (least, most) = (count(least)?, count(most)?);
-    if least == most {
-        return Ok(least);
-    }
-    Err(format!(
-        "the number of hosts does not change while a job runs, so give --nnodes {most}. After a failure, --keep-going lets programs \
-         that call Communicator::shrink continue, and --max-restarts restarts all ranks"
-    ))
-}
-
 fn backend(text: &str) -> Result<String, String> {
     match text {
         "c10d" | "static" => Ok(text.to_owned()),
         _ => Err("expected c10d or static: one of the job's hosts serves the store, so no other program is needed".to_owned()),
-    }
-}
-
-fn rendezvous(text: &str) -> Result<Duration, String> {
-    match text.split_once('=') {
-        Some(("join_timeout" | "timeout", value)) => seconds(value),
-        _ => Err("expected join_timeout=SECONDS or timeout=SECONDS; no other setting is supported".to_owned()),
     }
 }
 
@@ -406,12 +422,6 @@ fn signal(text: &str) -> Result<i32, String> {
     let known = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
     let named = known.into_iter().find(|signal| signal_hook::low_level::signal_name(*signal) == Some(text));
     named.ok_or_else(|| "expected one of SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2".to_owned())
-}
-
-/// Reads a time in seconds, fractions allowed.
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "expected a number of seconds".to_owned())?;
-    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn what_is_wrong_is_said_of_the_variable() {
         for (variable, words) in [
-            ("PET_NNODES=1:2", "PET_NNODES: invalid value '1:2' for '--nnodes <M>': the number of hosts does not change"),
+            ("PET_NNODES=2:1", "PET_NNODES: invalid value '2:1' for '--nnodes <M|MIN:MAX>': 2 is more than 1"),
             ("PET_STANDALONE=yes", "PET_STANDALONE=yes: expected 1 for yes"),
             ("PET_START_METHOD=x", "PET_START_METHOD: invalid value 'x'"),
             ("TORCHELASTIC_ENABLE_FILE_TIMER=1", "TORCHELASTIC_ENABLE_FILE_TIMER=1: collrun does not watch timers"),

@@ -12,20 +12,17 @@ mod mpirun;
 mod order;
 mod place;
 mod remote;
+mod rendezvous;
 
 use std::ffi::OsString;
 use std::net::ToSocketAddrs as _;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use arguments::Arguments;
 use collectives::Secret;
-use collectives_launch::{Asked, Binding, Failure, Job, Logs, Output, Refused, Store, Stream, Width, Writer, hint, say};
+use collectives_launch::{Asked, Binding, Elastic, Failure, Job, Logs, Output, Refused, Store, Stream, Width, Writer, hint, say};
 use failures::{tell_user, usage};
 use place::Place;
-
-/// How long the other hosts may take to start: as long as torchrun allows.
-const PATIENCE: Duration = Duration::from_secs(1800);
 
 fn main() -> ExitCode {
     if collectives_launch::guard() {
@@ -66,19 +63,27 @@ fn run(arguments: &Arguments) -> Result<u8, Refused> {
     }
     can_be_reached(arguments, &place)?;
     let asked = arguments.bind.map_or(Asked::Nothing, Asked::For);
-    let binding = Binding::here(asked, Width::Share, local_world_size).map_err(usage)?;
+    let binding = match arguments.numa_binding {
+        Some(binding) => binding.here(local_world_size),
+        None => Binding::here(asked, Width::Share, local_world_size),
+    };
+    let binding = binding.map_err(usage)?;
     let given = Secret::from_env().map_err(|error| usage(error.to_string()))?;
-    let patience = arguments.rdzv_conf.unwrap_or(PATIENCE);
+    let patience = arguments.conf().join;
     let hosts = meeting::Hosts { count: arguments.nodes().into(), job: arguments.rdzv_id.as_deref().unwrap_or("none"), patience };
     let met = match given {
         None if arguments.secret => with_new_secret(&place, &hosts)?,
         secret => meeting::meet(&place, secret.as_ref(), &hosts),
     };
     let (node, store) = met.map_err(|error| Refused { message: format!("the ranks' store: {}", with_limit(&error)), code: 1 })?;
+    let is_elastic = matches!(place, Place::Elastic { .. });
     if arguments.report_bindings {
-        say(&name(arguments), &format!("bound to: {}", binding.told(node * local_world_size)));
+        // An elastic job numbers its ranks later.
+        let (ranks, first) = if is_elastic { (" (local ranks)", 0) } else { ("", node * local_world_size) };
+        say(&name(arguments), &format!("bound to{ranks}: {}", binding.told(first)));
     }
-    let job = Job { binding, ..job(arguments, local_world_size, node) };
+    let elastic = is_elastic.then(|| elastic(arguments, node == 0));
+    let job = Job { binding, elastic, ..job(arguments, local_world_size, node) };
     let given = Secret::from_env().map_err(|error| usage(error.to_string()))?;
     let end = collectives_launch::run(&name(arguments), &job, &store, given.as_ref())?;
     if let Some(failure) = &end.failure {
@@ -137,13 +142,25 @@ fn job(arguments: &Arguments, local_world_size: usize, node: usize) -> Job {
         log_folder: arguments.log_dir.clone().or_else(|| has_files.then(|| std::env::temp_dir().join("collrun"))),
         prefix: arguments.prefix(),
         signals: arguments.signals_to_handle.clone(),
-        patience: arguments.rdzv_conf.unwrap_or(PATIENCE),
+        patience: arguments.conf().join,
         grace: arguments.grace.unwrap_or(usual.grace),
         grace_after_signal: arguments.grace.unwrap_or(usual.grace_after_signal),
         controlled: arguments.controlled.is_some(),
         most_restarts: arguments.max_restarts,
         keep_going: arguments.keep_going,
         ..usual
+    }
+}
+
+/// Returns the rules of an elastic job.
+fn elastic(arguments: &Arguments, serves: bool) -> Elastic {
+    let conf = arguments.conf();
+    Elastic {
+        least: arguments.nnodes.least.into(),
+        most: arguments.nnodes.most.into(),
+        last_call: conf.last_call,
+        lost_after: conf.lost_after(),
+        serves,
     }
 }
 

@@ -18,9 +18,10 @@ pub(crate) struct Hosts<'a> {
     pub(crate) patience: Duration,
 }
 
-/// Returns this host's number, and the job's store, which host 0 serves.
+/// Returns this host's number, and the job's store, which host 0 serves. In an elastic job, the number says only whether
+/// this host serves the store.
 pub(crate) fn meet(place: &Place, secret: Option<&Secret>, hosts: &Hosts<'_>) -> Result<(usize, Store)> {
-    if let Place::Among { address, port, .. } | Place::Unnumbered { address, port } = place {
+    if let Place::Among { address, port, .. } | Place::Unnumbered { address, port } | Place::Elastic { address, port } = place {
         check_reach(address, *port)?;
     }
     match place {
@@ -29,6 +30,10 @@ pub(crate) fn meet(place: &Place, secret: Option<&Secret>, hosts: &Hosts<'_>) ->
         Place::Among { node: 0, address, port } => Ok((0, Store::serve(address, *port, secret)?)),
         Place::Among { node, address, port } => Ok((usize::from(*node), Store::elsewhere(address, *port))),
         Place::Unnumbered { address, port } => numbered(address, *port, secret, hosts),
+        Place::Elastic { address, port } => match Store::serve_or_reach("collrun", address, *port, secret, hosts.patience)? {
+            Found::Served(store) => Ok((0, store)),
+            Found::Elsewhere(_) => Ok((1, Store::elsewhere(address, *port))),
+        },
     }
 }
 

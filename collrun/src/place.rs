@@ -9,4 +9,6 @@ pub(crate) enum Place {
     Among { node: u16, address: String, port: u16 },
     /// One of several hosts. The store gives each host its number.
     Unnumbered { address: String, port: u16 },
+    /// One of a number of hosts that may change.
+    Elastic { address: String, port: u16 },
 }

@@ -4,14 +4,19 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender};
 
 use super::arrivals::Place;
+use super::elastic::{Coordinator, Member, Message, Start};
 use super::event::Event;
 use super::guardian::Guardian;
 use super::hosts::{Hosts, Watch};
-use super::signals::on_signals;
+use super::signals::{ends_jobs, on_signals, signal_name};
 use super::supervisor::{Outcome, Supervisor};
 use super::terminal::say;
-use super::{End, Job, Output, Refused, Store, child, limits, output};
+use super::{Elastic, End, Job, Output, Refused, Store, child, limits, output};
 use collectives::Secret;
+use signal_hook::consts::{SIGPIPE, SIGTERM};
+
+/// How many hosts are named; the others are counted.
+const NAMED: usize = 8;
 
 /// The folder of a job's files: the user's, or one that is removed after the job.
 struct Files {
@@ -60,9 +65,18 @@ struct Attempts<'a> {
     job: &'a Job,
     store: &'a Store,
     hosts: Option<Hosts>,
-    files: Option<Files>,
-    guardian: Option<Guardian>,
+    files: Option<&'a Files>,
+    guardian: Option<&'a Guardian>,
     sender: Sender<Event>,
+}
+
+/// What ends the wait for the next attempt of an elastic job.
+enum Next {
+    Message(Message),
+    /// This signal ends the job on this host.
+    Interrupted(i32),
+    /// The host that serves the store is lost.
+    Lost(String),
 }
 
 /// Runs a job to its end.
@@ -97,14 +111,25 @@ pub(super) fn run(name: &str, job: &Job, store: &Store, secret: Option<&Secret>)
             &format!("cannot start the process that watches {name}: {why}; if {name} is killed, the ranks' programs may keep running"),
         );
     });
-    let hosts = (job.nodes > 1).then(|| Hosts {
+    let hosts = (job.nodes > 1 || job.elastic.is_some()).then(|| Hosts {
         name: name.to_owned(),
         place: Place { address: store.address.clone(), port: store.port, secret: secret.cloned() },
         count: job.nodes,
         node: job.node,
         patience: job.patience,
+        server: "the launcher that serves the store".to_owned(),
+        names_missing: job.elastic.is_none(),
     });
-    Attempts { name, job, store, hosts, files, guardian: guardian.ok(), sender }.run(events)
+    let attempts = Attempts { name, job, store, hosts, files: files.as_ref(), guardian: guardian.as_ref().ok(), sender };
+    match (&job.elastic, attempts.hosts.clone()) {
+        (Some(elastic), Some(hosts)) => attempts.run_elastic(elastic, &hosts, events),
+        _ => attempts.run(events),
+    }
+}
+
+/// Says to the other hosts why this one leaves.
+fn ended_by(signal: i32) -> String {
+    format!("its collrun was ended by {}", signal_name(signal))
 }
 
 impl Attempts<'_> {
@@ -112,7 +137,7 @@ impl Attempts<'_> {
         for attempt in 0..=self.job.most_restarts {
             let (outcome, left) = self.attempt(attempt, events)?;
             events = left;
-            let may_restart = attempt < self.job.most_restarts && outcome.code != 0 && !outcome.interrupted;
+            let may_restart = attempt < self.job.most_restarts && outcome.code != 0 && outcome.interrupted.is_none();
             if may_restart {
                 let cause = outcome.failure.as_ref().map_or_else(String::new, |failure| format!(", after a failure: {failure}"));
                 let next = attempt + 1;
@@ -124,12 +149,105 @@ impl Attempts<'_> {
         Ok(End { code: 0, failure: None })
     }
 
+    /// Takes part in an elastic job, in which the host that serves the store decides on the attempts.
+    fn run_elastic(&self, elastic: &Elastic, hosts: &Hosts, events: Receiver<Event>) -> Result<End, Refused> {
+        let refused = |error: std::io::Error| Refused { message: format!("joining the job: {}", limits::explained(&error)), code: 1 };
+        let member = Member::start(self.name, &hosts.place, self.job, elastic, &self.sender).map_err(refused)?;
+        let coordinator = elastic.serves.then(|| Coordinator::start(self.name, &hosts.place, self.job, elastic, member.id(), &self.sender));
+        let coordinator = coordinator.transpose().map_err(refused)?;
+        let mut by = "its collrun has ended".to_owned();
+        let ended = self.take_part(&member, hosts, events, &mut by);
+        match coordinator {
+            Some(coordinator) => coordinator.finish(&format!("lost node 0 ({}), which serves the store: {by}", child::host_name())),
+            None => member.leave(&by),
+        }
+        ended
+    }
+
+    /// Takes part in the attempts in which this host has a place. Sets `by` to the reason if a signal ends the job here.
+    fn take_part(&self, member: &Member, hosts: &Hosts, mut events: Receiver<Event>, by: &mut String) -> Result<End, Refused> {
+        let (mut last, mut server) = (End { code: 0, failure: None }, hosts.server.clone());
+        loop {
+            let start = match self.next(member, &events) {
+                Next::Message(Message::Start(start)) => start,
+                Next::Message(Message::LeftOut(_)) => continue,
+                Next::Message(Message::Over { code, why }) => {
+                    why.iter().for_each(|why| say(self.name, why));
+                    let code = if last.code == 0 { code } else { last.code };
+                    return Ok(End { code, ..last });
+                }
+                Next::Interrupted(signal) => {
+                    *by = ended_by(signal);
+                    return Ok(End { code: 128_u8.saturating_add(u8::try_from(signal).unwrap_or(0)), failure: None });
+                }
+                Next::Lost(words) => {
+                    let doing = if member.has_joined() { format!("lost {server}") } else { "joining the job".to_owned() };
+                    say(self.name, &format!("{doing}: {words}"));
+                    return Ok(End { code: if last.code == 0 { 1 } else { last.code }, ..last });
+                }
+            };
+            if let Some(name) = start.names.first() {
+                server = format!("node 0 ({name}), which serves the store");
+            }
+            self.say_start(&start);
+            let job = Job { nodes: start.names.len(), node: start.node, ..self.job.clone() };
+            let hosts = Hosts { count: job.nodes, node: job.node, server: server.clone(), ..hosts.clone() };
+            let round = Attempts { job: &job, hosts: Some(hosts), sender: self.sender.clone(), ..*self };
+            let (outcome, left) = round.attempt(start.attempt, events)?;
+            (events, last) = (left, End { code: outcome.code, failure: outcome.failure });
+            if let Some(signal) = outcome.interrupted {
+                *by = ended_by(signal);
+            }
+            if outcome.interrupted.is_some() || outcome.is_last {
+                return Ok(last);
+            }
+            member.is_free();
+        }
+    }
+
+    /// Waits for the next message of an elastic job. The host that serves the store sends one, or is lost.
+    fn next(&self, member: &Member, events: &Receiver<Event>) -> Next {
+        loop {
+            match member.next() {
+                Some(Ok(message)) => return Next::Message(message),
+                Some(Err(words)) => return Next::Lost(words),
+                None => {}
+            }
+            match events.recv() {
+                Ok(Event::Signal(signal)) if ends_jobs(signal) => return Next::Interrupted(signal),
+                Ok(Event::Orphaned) => return Next::Interrupted(SIGTERM),
+                Ok(Event::Unread) => return Next::Interrupted(SIGPIPE),
+                Ok(_) => {}
+                // This struct holds a sender, so the channel cannot be closed.
+                Err(error) => return Next::Lost(error.to_string()),
+            }
+        }
+    }
+
+    /// Prints which hosts take part, and why ranks start again if they do.
+    fn say_start(&self, start: &Start) {
+        let Start { attempt, node, names, failures, why } = start;
+        let named = names.iter().take(NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
+        let more = if names.len() > NAMED { format!(" and {} more", names.len() - NAMED) } else { String::new() };
+        let hosts = if names.len() == 1 { "host" } else { "hosts" };
+        let place = format!("{} {hosts} ({named}{more}); this host is node {node}", names.len());
+        let most = self.job.most_restarts;
+        say(
+            self.name,
+            &match why {
+                None => format!("starting the ranks of {place}"),
+                Some(why) => format!(
+                    "restarting the ranks of {place}; attempt {attempt}, restarts after failures: {failures} of {most}; reason: {why}"
+                ),
+            },
+        );
+    }
+
     /// Starts all ranks of this host and waits until the attempt is over here, or on all hosts if ranks may be
     /// restarted.
     fn attempt(&self, attempt: u32, events: Receiver<Event>) -> Result<(Outcome, Receiver<Event>), Refused> {
         let watch = self.watch(attempt)?;
-        let mut supervisor =
-            Supervisor::new(self.name, self.job, attempt, self.hosts.clone(), self.guardian.as_ref(), self.sender.clone(), events);
+        let mut supervisor = Supervisor::new(self.name, self.job, attempt, self.hosts.clone(), self.guardian, self.sender.clone(), events);
         let mut forwarders = output::Forwarders::default();
         for local_rank in 0..self.job.local_world_size {
             self.start(attempt, local_rank, &mut supervisor, &mut forwarders)?;
@@ -158,7 +276,7 @@ impl Attempts<'_> {
         let ends = output::Ends::open(self.job.output, &self.job.logs, local_rank, folder.as_deref());
         let ends = ends.map_err(|error| refused("making log files for", error))?;
         let place = child::Place { local_rank, attempt, error_file: folder.map(|folder| folder.join("error.json")) };
-        let line = self.guardian.as_ref().map(Guardian::line);
+        let line = self.guardian.map(Guardian::line);
         let (mut child, copies) =
             child::spawn(self.job, self.store, &place, ends, line).map_err(|error| child::refused(&self.job.program, rank, &error))?;
         let pipes = (child.stdout.take(), child.stderr.take());
@@ -168,7 +286,7 @@ impl Attempts<'_> {
 
     /// Makes the folder of a rank's files. Without one the rank has no error file, and still runs.
     fn folder(&self, attempt: u32, local_rank: usize) -> std::io::Result<Option<PathBuf>> {
-        let Some(files) = &self.files else { return Ok(None) };
+        let Some(files) = self.files else { return Ok(None) };
         let folder = files.folder.join(format!("attempt_{attempt}")).join(local_rank.to_string());
         match std::fs::create_dir_all(&folder) {
             Ok(()) => Ok(Some(folder)),

@@ -111,7 +111,7 @@ impl Binding {
     }
 
     /// Places the ranks like [`Binding::here`], on a given topology.
-    fn of(topology: &Topology, asked: Asked, width: Width, ranks: usize) -> Result<Self, String> {
+    pub(super) fn of(topology: &Topology, asked: Asked, width: Width, ranks: usize) -> Result<Self, String> {
         let cores = topology.core_count();
         let is_enough = cores >= ranks && ranks > 0;
         let (to, processors) = match asked {

@@ -29,20 +29,24 @@ pub(super) struct Hosts {
     pub(super) node: usize,
     /// How long the store's host may take to start.
     pub(super) patience: Duration,
+    /// The launcher that serves the store, as messages name it.
+    pub(super) server: String,
+    /// Whether the first host names missing hosts.
+    pub(super) names_missing: bool,
 }
 
 impl Hosts {
     /// Notifies all hosts that a rank has failed in this attempt. The first failure of the job counts.
     pub(super) fn fail(&self, attempt: u32, failure: &Failure) {
         // A host that is not notified notices that its ranks lose peers.
-        let _ = self.place.connect(TELLING).and_then(|store| store.compare_set(&end(attempt), b"", &failure.to_json()));
+        let _ = self.place.connect(TELLING).and_then(|store| store.compare_set(&end_of(attempt), b"", &failure.to_json()));
     }
 
     /// Records that this host's ranks have succeeded. The last host to do so notifies all.
     pub(super) fn succeed(&self, attempt: u32) -> collectives::Result<()> {
         let store = self.place.connect(answer())?;
-        if store.add(&format!("collrun/{attempt}/succeeded"), 1)? as usize == self.count {
-            store.compare_set(&end(attempt), b"", DONE)?;
+        if store.add(&succeeded_of(attempt), 1)? as usize == self.count {
+            store.compare_set(&end_of(attempt), b"", DONE)?;
         }
         Ok(())
     }
@@ -71,13 +75,14 @@ impl Hosts {
             Err(error) => return Some(Settled::Lost(error.to_string())),
         };
         // In later attempts all hosts are present.
-        let mut arrivals = (self.node == 0 && attempt == 0).then(|| Arrivals::new(self.count, self.place.to_string(), self.patience));
+        let names_missing = self.names_missing && self.node == 0 && attempt == 0;
+        let mut arrivals = names_missing.then(|| Arrivals::new(self.count, self.place.to_string(), self.patience));
         if let Err(error) = Arrivals::announce(&*store, self.node) {
             return Some(Settled::Lost(error.to_string()));
         }
         while is_wanted() {
             let one_wait = arrivals.as_ref().map_or(ONE_WAIT, |arrivals| arrivals.wait(began.elapsed(), ONE_WAIT));
-            match store.get(&end(attempt), one_wait) {
+            match store.get(&end_of(attempt), one_wait) {
                 Ok(value) => return Some(Settled::read(&value)),
                 Err(error) if error.is_timeout() => {}
                 Err(error) => return Some(Settled::Lost(error.to_string())),
@@ -93,8 +98,13 @@ impl Hosts {
 }
 
 /// Returns the key of an attempt's end.
-fn end(attempt: u32) -> String {
+pub(super) fn end_of(attempt: u32) -> String {
     format!("collrun/{attempt}/end")
+}
+
+/// Returns the key of the number of hosts whose ranks have all succeeded in an attempt.
+pub(super) fn succeeded_of(attempt: u32) -> String {
+    format!("collrun/{attempt}/succeeded")
 }
 
 /// The watch of an attempt; ends when dropped.

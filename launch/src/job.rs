@@ -55,6 +55,8 @@ pub struct Job {
     pub grace_after_signal: Duration,
     /// How long the other hosts may take to start.
     pub patience: Duration,
+    /// Set if the number of hosts may change while the job runs. `nodes` and `node` then have no effect.
+    pub elastic: Option<Elastic>,
     /// Whether another launcher controls this launcher. The other launcher then sends the signals for the ranks over
     /// standard input. When the input ends, this launcher stops the ranks.
     pub controlled: bool,
@@ -99,6 +101,7 @@ impl Job {
             grace: Self::GRACE,
             grace_after_signal: Self::GRACE_AFTER_SIGNAL,
             patience: Duration::from_secs(1800),
+            elastic: None,
             controlled: false,
             most_restarts: 0,
             verdict: None,
@@ -106,6 +109,31 @@ impl Job {
             keep_going: false,
         }
     }
+
+    /// Whether the ranks of this host may start again after those of another host have failed.
+    pub(super) fn waits_for_all(&self) -> bool {
+        self.most_restarts > 0 || self.elastic.is_some()
+    }
+
+    /// Returns the job's name in keys of the store.
+    pub(super) fn run_name(&self) -> String {
+        self.run_id.clone().unwrap_or_else(|| "none".to_owned())
+    }
+}
+
+/// The rules of a job whose number of hosts may change.
+#[derive(Debug, Clone)]
+pub struct Elastic {
+    /// The smallest number of hosts with which ranks run.
+    pub least: usize,
+    /// The largest number of hosts. Further hosts wait until one of the others is lost.
+    pub most: usize,
+    /// How long the job waits for further hosts before it begins, once the smallest number has come.
+    pub last_call: Duration,
+    /// How long a host may be silent before the others continue without it.
+    pub lost_after: Duration,
+    /// Whether this host serves the store. This host decides for all others. If it is lost, the job ends.
+    pub serves: bool,
 }
 
 /// The reason why a job could not be started, and the exit code to report.
@@ -122,7 +150,8 @@ pub struct Refused {
 pub struct End {
     /// The exit code of the rank that failed first. If no rank failed:
     ///
-    /// - 1 if restarts are allowed and the launcher that serves the store was lost.
+    /// - 1 if restarts are allowed or hosts may change, and the launcher that serves the store was lost.
+    /// - 1 if another host was lost, and the job cannot go on without it.
     /// - 128 plus the number of a signal if ranks were ended after this signal.
     /// - Otherwise, [`Job::verdict`] if a rank of this host ended with this exit code, else 0.
     ///

@@ -31,8 +31,10 @@ pub(super) struct Outcome {
     pub(super) code: u8,
     /// The rank that failed first, here or on another host.
     pub(super) failure: Option<Failure>,
-    /// Whether a signal ended it. If so, the job is not restarted.
-    pub(super) interrupted: bool,
+    /// The signal that ended it, if one did. If so, the job is not restarted.
+    pub(super) interrupted: Option<i32>,
+    /// Whether the attempt is the job's last one, although no signal ended it.
+    pub(super) is_last: bool,
 }
 
 /// One rank.
@@ -137,7 +139,7 @@ impl<'a> Supervisor<'a> {
             self.handle_one();
         }
         let succeeded = self.failure.is_none() && !self.is_interrupted() && self.settled.is_none();
-        if succeeded && self.job.most_restarts > 0 {
+        if succeeded && self.job.waits_for_all() {
             self.wait_for_other_hosts();
         }
         self.outcome()
@@ -158,7 +160,8 @@ impl<'a> Supervisor<'a> {
             Some(Event::Orphaned) => self.orphaned(),
             Some(Event::Unread) => self.unread(),
             Some(Event::Settled(attempt, settled)) if attempt == self.attempt => self.take(settled),
-            Some(Event::Settled(..)) => {}
+            Some(Event::Cut(words)) => self.take(Settled::Lost(words)),
+            Some(Event::Settled(..) | Event::Message) => {}
             None if self.stops_at.is_some() => self.stop(),
             None => self.lose_patience(),
         }
@@ -186,15 +189,19 @@ impl<'a> Supervisor<'a> {
     /// Records how the attempt has ended for all hosts, and stops this host's ranks that still run.
     fn take(&mut self, settled: Settled) {
         // After a signal, other hosts fail because they have lost ranks of this host.
-        if self.is_interrupted() && matches!(settled, Settled::Failed(_)) {
+        if self.settled.is_some() || (self.is_interrupted() && matches!(settled, Settled::Failed(_) | Settled::Changed(_))) {
             return;
         }
         let failed = match &settled {
             Settled::Done => None,
             Settled::Failed(failure) => Some(format!("rank {} on {} failed with {}", failure.rank, failure.host, failure.ended)),
             // Without restarts, the store's host may finish before this one.
-            Settled::Lost(_) if self.job.most_restarts == 0 => return,
-            Settled::Lost(words) => Some(format!("lost the launcher that serves the store: {words}")),
+            Settled::Lost(_) if !self.job.waits_for_all() => return,
+            Settled::Changed(change) => Some(change.why.clone()),
+            Settled::Lost(words) => {
+                let server = self.hosts.as_ref().map_or("the launcher that serves the store", |hosts| &hosts.server);
+                Some(format!("lost {server}: {words}"))
+            }
         };
         let is_first = self.failure.is_none();
         (self.settled, self.settled_at) = (Some(settled), nanoseconds(SystemTime::now()));
@@ -310,9 +317,14 @@ impl<'a> Supervisor<'a> {
 
     /// Returns the result of the attempt.
     fn outcome(&mut self) -> Outcome {
-        let interrupted = self.is_interrupted();
+        let interrupted = self.ended_by();
+        let is_last = match &self.settled {
+            Some(Settled::Done | Settled::Lost(_)) => true,
+            Some(Settled::Changed(change)) => change.is_last,
+            Some(Settled::Failed(_)) | None => false,
+        };
         if self.job.keep_going && self.ranks.iter().any(|watched| watched.exit.is_some_and(ExitReason::is_success)) {
-            return Outcome { code: 0, failure: None, interrupted };
+            return Outcome { code: 0, failure: None, interrupted, is_last };
         }
         let is_here = |failure: &Failure| self.ranks.iter().any(|watched| watched.rank == failure.rank);
         // A failure that another host reported first is the cause of the failures here.
@@ -321,13 +333,15 @@ impl<'a> Supervisor<'a> {
                 let done = self.done_before(self.settled_at);
                 Some(failure.and_done_before(done))
             }
-            Some(Settled::Lost(_)) if self.job.most_restarts > 0 && self.failure.is_none() => {
-                return Outcome { code: 1, failure: None, interrupted };
+            Some(Settled::Lost(_)) if self.job.waits_for_all() && interrupted.is_none() && self.first_failure().is_none() => {
+                return Outcome { code: 1, failure: None, interrupted, is_last };
             }
+            // Ranks that fail because of a change have not failed first.
+            Some(Settled::Changed(_)) if interrupted.is_none() => return Outcome { code: 1, failure: None, interrupted, is_last },
             _ => None,
         };
         let failure = elsewhere.or_else(|| self.first_failure());
-        Outcome { code: self.code(failure.as_ref()), failure, interrupted }
+        Outcome { code: self.code(failure.as_ref()), failure, interrupted, is_last }
     }
 
     /// Returns the job's exit code, given its first failure, if any.

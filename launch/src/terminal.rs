@@ -110,6 +110,13 @@ impl Writer {
         }
         line.writer = self.number;
         for piece in text.split_inclusive(|byte| ends_line(*byte)) {
+            // The prefix follows the codes that clear the line, which would clear the prefix too.
+            let codes = if line.place == Place::Inside { 0 } else { clearing_codes(piece) };
+            let (codes, piece) = piece.split_at(codes);
+            bytes.extend_from_slice(codes);
+            if piece.is_empty() {
+                continue;
+            }
             let end = piece.last().copied().filter(|byte| ends_line(*byte));
             let is_empty = end.is_some() && piece.len() == 1;
             if match line.place {
@@ -135,6 +142,16 @@ impl Writer {
 /// Whether a byte ends a line, or returns to its beginning.
 pub(super) fn ends_line(byte: u8) -> bool {
     matches!(byte, b'\n' | b'\r')
+}
+
+/// Returns the length of the codes at the beginning of a text that clear a terminal's line. Progress bars send them.
+fn clearing_codes(text: &[u8]) -> usize {
+    const CODES: [&[u8]; 4] = [b"\x1b[2K", b"\x1b[K", b"\x1b[0K", b"\x1b[1K"];
+    let mut length = 0;
+    while let Some(code) = CODES.into_iter().find(|code| text[length..].starts_with(code)) {
+        length += code.len();
+    }
+    length
 }
 
 /// Writes a message to standard error, after the program's name. Writes it in one piece, because ranks also write to
@@ -171,6 +188,16 @@ mod tests {
         assert_eq!(written(&mut ranks(), &bar), "\r[0]  10%\r[0]  20%\r[0] 100%\n");
         assert_eq!(written(&mut ranks(), &[(0, "10%\r"), (0, "20%\r"), (0, "\n")]), "[0] 10%\r[0] 20%\r\n");
         assert_eq!(written(&mut ranks(), &[(0, "a\r\nb\r\n")]), "[0] a\r\n[0] b\r\n");
+    }
+
+    #[test]
+    fn bars_that_clear_their_line_keep_its_rank() {
+        // As indicatif draws, and then removes its bar.
+        let bar = [(0, "\r\x1b[2K 10%"), (0, "\r\x1b[2K 20%"), (0, "\r\x1b[2K"), (0, "done\n")];
+        assert_eq!(written(&mut ranks(), &bar), "\r\x1b[2K[0]  10%\r\x1b[2K[0]  20%\r\x1b[2K[0] done\n");
+        // As tqdm removes its bar.
+        let bar = [(0, "\r 50%|##"), (0, "\r       \r"), (1, "x\n")];
+        assert_eq!(written(&mut ranks(), &bar), "\r[0]  50%|##\r[0]        \r\n[1] x\n");
     }
 
     #[test]

@@ -20,6 +20,8 @@ pub(super) struct Topology {
 pub(super) struct Core {
     /// Its NUMA node, by its number.
     pub(super) node: usize,
+    /// Its socket, by the kernel's number.
+    pub(super) socket: usize,
     /// Its last-level cache, by the first processor that shares it.
     pub(super) cache: usize,
     /// The first of its hardware threads, usable or not.
@@ -48,7 +50,9 @@ impl Topology {
             }
             let node = nodes.iter().find(|(_, ranges)| ranges.iter().any(|range| range.contains(processor)));
             let (node, cache) = (node.map_or(0, |(number, _)| *number), last_level_cache(&folder.join("cache")).unwrap_or(0));
-            cores.push(Core { node, cache, first, processors: vec![*processor] });
+            let socket = fs::read_to_string(folder.join("topology/physical_package_id")).ok();
+            let socket = socket.and_then(|text| text.trim().parse().ok()).unwrap_or(0);
+            cores.push(Core { node, socket, cache, first, processors: vec![*processor] });
         }
         cores.iter_mut().for_each(|core| core.processors.sort_unstable());
         cores.sort_by_key(|core| (core.node, core.cache, core.first));

@@ -595,6 +595,8 @@ pub(crate) mod flight {
     pub(crate) const ERRORS: usize = 32;
     /// Time between two reports by a waiter of the ranks that it waits for.
     pub(crate) const TELL_EVERY: Duration = Duration::from_millis(50);
+    /// Time between two warnings of the same call.
+    pub(crate) const WARN_EVERY: Duration = Duration::from_secs(60);
     /// Records of each kind that are read from every communicator of the process when a deadline has passed.
     pub(crate) const LOOKED_AT: u64 = 16;
     /// The largest number of calls of other communicators that the error of a deadline names.

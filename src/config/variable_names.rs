@@ -1,5 +1,8 @@
 //! The names of the variables that are read, and the check of those that look like them.
 
+use std::sync::Once;
+
+use crate::base::event;
 use crate::error::{Error, Result};
 
 /// The prefix of all variables of this crate.
@@ -28,17 +31,33 @@ pub(super) const KNOWN: [&str; 19] = [
     "WAITING",
 ];
 
-/// Refuses an unknown variable whose name looks like a known one, because its setting would be ignored. Other names may
-/// belong to the program.
+/// The beginnings of the names that this project's tests and scripts read, without [`PREFIX`].
+const OF_TESTS: [&str; 8] = ["ELASTIC", "INTEROP_", "KERNELS", "LOOM", "NVCC", "RANK_OF_TORCH", "SHRINKS", "SOAK_"];
+
+/// Refuses an unknown variable whose name looks like a known one, because its setting would be ignored. Reports other
+/// unknown names once in each process: they may belong to the program.
 pub(super) fn check(names: impl Iterator<Item = String>) -> Result<()> {
+    static REPORTED: Once = Once::new();
+    if let Some(line) = unknown(names)? {
+        REPORTED.call_once(|| event::tell_aloud(Some(line.clone()), move || event::warn!("{line}")));
+    }
+    Ok(())
+}
+
+/// Returns a sentence about the unknown variables, if there are any, or an error about one that looks like a known one.
+pub(super) fn unknown(names: impl Iterator<Item = String>) -> Result<Option<String>> {
+    let mut unknown = Vec::new();
     for name in names {
         let Some(rest) = name.strip_prefix(PREFIX).filter(|rest| !KNOWN.contains(rest)) else { continue };
         if let Some(meant) = meant(rest) {
             return Err(Error::config(name.clone(), format!("not known; did you mean {PREFIX}{meant}? Rename the variable, or unset it")));
         }
-        crate::base::event::debug!("the variable {name} is not a setting of this crate");
+        if !rest.starts_with("TEST_") && !OF_TESTS.iter().any(|own| rest.starts_with(own)) {
+            unknown.push(name);
+        }
     }
-    Ok(())
+    unknown.sort_unstable();
+    Ok((!unknown.is_empty()).then(|| format!("no setting of this crate has these names, which are ignored: {}", unknown.join(", "))))
 }
 
 /// Returns the known name that `name` resembles: one that differs by a letter or two, or one that `name` continues.

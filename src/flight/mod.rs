@@ -60,7 +60,7 @@ use std::time::Duration;
 use crate::base::deadline::Deadline;
 use crate::base::event;
 use crate::base::fork::Process;
-use crate::base::tuning::flight::{ERRORS, LOOK_EVERY, TELL_EVERY};
+use crate::base::tuning::flight::{ERRORS, LOOK_EVERY, TELL_EVERY, WARN_EVERY};
 use crate::call::Call;
 use crate::error::{Error, Peer, list_peers};
 
@@ -111,8 +111,8 @@ struct Slowly {
     waiting: Option<u64>,
     /// The ranks that this collective waits for. The capacity covers all ranks, so a wait allocates nothing.
     awaited: Vec<u32>,
-    /// The last collective for which a warning was given.
-    warned: Option<u64>,
+    /// The last collective for which a warning was given, and how long it had waited then.
+    warned: Option<(u64, Duration)>,
     errors: VecDeque<Failure>,
     /// Whether the records were written when the communicator ended.
     has_written: bool,
@@ -287,8 +287,9 @@ impl Flight {
         slowly.waiting = Some(call.sequence);
         slowly.awaited.clear();
         slowly.awaited.extend(missing);
-        if elapsed >= self.stall_after(deadline.limit()) && slowly.warned != Some(call.sequence) {
-            slowly.warned = Some(call.sequence);
+        let warned = slowly.warned.filter(|(sequence, _)| *sequence == call.sequence).map(|(_, at)| at);
+        if self.warns_after(elapsed, deadline.limit(), warned) {
+            slowly.warned = Some((call.sequence, elapsed));
             self.warn(call, elapsed, deadline.limit(), &slowly.awaited);
         }
         elapsed + TELL_EVERY
@@ -297,6 +298,11 @@ impl Flight {
     /// Returns how long a wait with the timeout `limit` may take before a warning.
     pub(crate) fn stall_after(&self, limit: Duration) -> Duration {
         if self.orders.stall_warning.is_zero() { Duration::MAX } else { self.orders.stall_warning.min(limit / 2) }
+    }
+
+    /// Whether to warn now of a wait with the timeout `limit`. `warned` is how long it had lasted at the last warning.
+    pub(crate) fn warns_after(&self, elapsed: Duration, limit: Duration, warned: Option<Duration>) -> bool {
+        elapsed >= warned.map_or_else(|| self.stall_after(limit), |at| at + WARN_EVERY)
     }
 
     /// Warns of a call that does not end, with the ranks that it waits for: to a subscriber of `tracing`, or to

@@ -101,17 +101,25 @@ fn a_recorder_that_is_off_records_nothing() {
 }
 
 #[test]
-fn a_stall_is_warned_of_before_the_deadline_and_once() {
+fn a_stall_is_warned_of_before_the_deadline_and_once_a_minute() {
     let flight = recorder(4);
     assert_eq!(flight.stall_after(Duration::from_secs(10)), Duration::from_secs(5));
     assert_eq!(flight.stall_after(Duration::from_secs(1000)), Duration::from_secs(30));
     assert_eq!(Flight::default().stall_after(Duration::from_secs(10)), Duration::MAX);
     flight.begin(&call(3));
-    let warned = |flight: &Flight| flight.slowly().warned;
+    let warned = |flight: &Flight| flight.slowly().warned.map(|(sequence, _)| sequence);
     flight.waits(&call(3), &Deadline::after(Duration::from_secs(60)), [0]);
     assert_eq!(warned(&flight), None);
     flight.waits(&call(3), &Deadline::after(Duration::ZERO), [0]);
     assert_eq!(warned(&flight), Some(3));
+    let seconds = Duration::from_secs;
+    let mut last = None;
+    let times = (0..300).filter(|second| {
+        let warns = flight.warns_after(seconds(*second), seconds(1000), last);
+        last = if warns { Some(seconds(*second)) } else { last };
+        warns
+    });
+    assert_eq!(times.collect::<Vec<_>>(), [30, 90, 150, 210, 270]);
 }
 
 #[test]

@@ -18,7 +18,7 @@ fn the_program_keeps_its_flags() {
     for line in ["--nproc-per-node 3 prog -x --nnodes 7 --", "--nproc_per_node=3 -- prog -x --nnodes 7 --"] {
         let arguments = parsed(line);
         assert_eq!(arguments.command, ["prog", "-x", "--nnodes", "7", "--"]);
-        assert_eq!((arguments.nproc_per_node, arguments.nnodes), (Some(Count::Number(3)), 1));
+        assert_eq!((arguments.nproc_per_node, arguments.nnodes.most), (Some(Count::Number(3)), 1));
     }
 }
 
@@ -45,6 +45,25 @@ fn several_hosts_need_to_know_where_they_meet() {
     assert!(place("--node-rank 1").is_err());
     assert!(place("--standalone --nnodes 2").is_err());
     assert_eq!(place("--standalone --rdzv-endpoint a:7"), Ok(Place::Alone { address: None, port: None }));
+}
+
+#[test]
+fn a_range_of_hosts_meets_at_an_endpoint() {
+    assert_eq!(place("--nnodes 1:4 --rdzv-endpoint a:7"), Ok(Place::Elastic { address: "a".into(), port: 7 }));
+    assert_eq!(place("--nnodes 1:4 --rdzv-endpoint a --rdzv-backend c10d"), Ok(Place::Elastic { address: "a".into(), port: 29500 }));
+    for (line, words) in [
+        ("--nnodes 1:4", "--rdzv-endpoint is needed"),
+        ("--nnodes 1:4 --master-addr a --master-port 7", "--rdzv-endpoint is needed"),
+        ("--nnodes 1:4 --rdzv-endpoint a:0", "name a port"),
+        ("--nnodes 1:4 --rdzv-endpoint a --node-rank 1", "leave out --node-rank"),
+        ("--nnodes 1:4 --rdzv-endpoint a --rdzv-backend static", "give --rdzv-backend c10d"),
+        ("--nnodes 1:4 --rdzv-endpoint a --keep-going", "--keep-going"),
+        ("--nnodes 1:4 --rdzv-endpoint a -n 2", "-n 2"),
+        ("--nnodes 1:4 --standalone", "--standalone --nnodes 1:4"),
+    ] {
+        let said = place(line).unwrap_err();
+        assert!(said.contains(words), "{line}: {said}");
+    }
 }
 
 #[test]
@@ -80,7 +99,7 @@ fn what_ends_in_py_is_python_s() {
 #[test]
 fn nonsense_is_refused() {
     let lines = "|--nproc-per-node 0 p|--nproc-per-node -1 p|--nproc-per-node all p|--grace -1 p|--grace x p|--grace 1e99 p|--master-port 0 p|\
-        --nnodes 1:2 p|--nnodes 0 p|--nnodes 2: p|--rdzv-backend etcd p|--rdzv-conf is_host=1 p|--redirects 4 p|--signals-to-handle SIGKILL p|\
+        --nnodes 2:1 p|--nnodes 0 p|--nnodes 2: p|--rdzv-backend etcd p|--rdzv-conf is_host=1 p|--redirects 4 p|--signals-to-handle SIGKILL p|\
         --max-restarts -1 p|--max-restarts 1 --keep-going p|-m --no-python p|--local-ranks-filter a p";
     for line in lines.split('|') {
         assert!(read(line).is_err(), "{line}");

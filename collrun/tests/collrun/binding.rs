@@ -65,6 +65,22 @@ fn who_is_not_to_be_bound_runs_where_this_process_may() {
 }
 
 #[test]
+fn torchrun_s_words_spread_ranks_evenly_on_a_host_without_gpus() {
+    if std::path::Path::new("/proc/driver/nvidia").exists() {
+        return println!("skipped: this machine has GPUs, near which ranks are bound");
+    }
+    let here = allowed_here();
+    for (words, ours) in [("node", "numa"), ("core-complex", "cache")] {
+        assert_eq!(masks(&format!("-n 2 --numa-binding {words}")), masks(&format!("-n 2 --bind {ours}")), "{words}");
+    }
+    assert!(masks("-n 3 --numa_binding=socket").iter().all(|mask| !mask.is_empty() && mask.is_subset(&here)));
+    assert_eq!(masks("-n 1 --numa-binding exclusive"), masks("-n 1 --bind core"));
+    let refused = collrun("--numa-binding near", "true").output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(2) && said.contains("expected node, socket, exclusive or core-complex"), "{said}");
+}
+
+#[test]
 fn caches_and_nodes_have_all_of_their_processors() {
     let here = allowed_here();
     for flags in ["-n 3 --bind cache", "-n 3 --bind numa", "-n 3 --bind-to l3cache"] {

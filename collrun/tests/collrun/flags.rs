@@ -274,11 +274,21 @@ fn their_command_lines_run_a_collective_on_devices() {
 }
 
 #[test]
-fn their_elastic_command_line_is_refused_with_what_to_give_instead() {
-    let line = "--nnodes=1:4 --nproc-per-node=3 --max-restarts=3 --rdzv-id=17 --rdzv-backend=c10d --rdzv-endpoint=localhost:0 script.py";
-    let output = Command::new(env!("CARGO_BIN_EXE_collrun")).args(line.split_whitespace()).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(2) && said.contains("give --nnodes 4"), "{output:?}");
+fn their_elastic_command_line_runs_at_a_port_that_other_hosts_know() {
+    let line = "--nnodes=1:4 --nproc-per-node=3 --max-restarts=3 --rdzv-id=17 --rdzv-backend=c10d";
+    let run = |port: u16| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_collrun"));
+        command.args(line.split_whitespace()).arg(format!("--rdzv-endpoint=localhost:{port}"));
+        command
+            .args(["--rdzv-conf=last_call_timeout=0", "--no-prefix", "sh", "-c", "test $RANK != 2 || echo $WORLD_SIZE"])
+            .output()
+            .unwrap()
+    };
+    let refused = run(0);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(2) && said.contains("other hosts cannot know which port"), "{refused:?}");
+    let ran = run(free_port());
+    assert!(ran.status.success() && ran.stdout == b"3\n", "{ran:?}");
 }
 
 /// Returns the world size for a count of ranks, or the error.

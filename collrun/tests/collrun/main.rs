@@ -15,6 +15,7 @@ mod peer;
 mod processors;
 
 mod binding;
+mod elastic;
 mod flags;
 mod hosts;
 mod jobs;

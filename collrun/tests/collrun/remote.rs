@@ -195,7 +195,8 @@ fn words_that_contradict_each_other_are_refused() {
         ("--hosts far,a$(id)", "--hosts, entry 2: \"a$(id)\" is not a host"),
         ("--hostfile bad", "--hostfile bad, line 2: \"a`id`\" is not a host"),
         ("--hosts far --env NOT_SET_ANYWHERE", "not set in this shell"),
-        ("--hosts far --numa-binding node", "--bind numa"),
+        ("--hosts far --logs-specs x", "use --log-dir"),
+        ("--hosts far --bind core --numa-binding node", "cannot be used with"),
         ("--hostfile absent", "absent"),
         ("--hosts localhost,far", "Give --master-addr"),
     ] {

@@ -53,7 +53,7 @@ impl ProgressEngine {
         // cancels the ticket first.
         let ticket = unsafe { Self::post(&mut inner, &context, memory) };
         let ticket = ticket.map_err(|stop| self.not_posted(&stop, &request))?;
-        inner.outstanding.push(Outstanding { ticket, request, has_warned: false, buffer, state: Arc::clone(&state) });
+        inner.outstanding.push(Outstanding { ticket, request, warned: None, buffer, state: Arc::clone(&state) });
         self.advance(&mut inner);
         let left = !inner.outstanding.is_empty() || inner.messages.has_incoming_rest();
         drop(inner);
@@ -93,8 +93,8 @@ impl ProgressEngine {
     /// Returns the outcome of a background message that has ended, including by its deadline.
     fn ended(&self, inner: &mut Inner, at: usize) -> Option<Result<Received>> {
         self.outcome_of(inner, at).or_else(|| {
-            let Outstanding { request, has_warned, .. } = &mut inner.outstanding[at];
-            self.check_pending(request, has_warned).err().map(Err)
+            let Outstanding { request, warned, .. } = &mut inner.outstanding[at];
+            self.check_pending(request, warned).err().map(Err)
         })
     }
 

@@ -365,7 +365,7 @@ impl ProgressEngine {
     }
 
     fn wait_each<'a>(&'a self, mut inner: Locked<'a, Inner>, posted: &mut Posteds<'_>) -> Result<()> {
-        let mut has_warned = false;
+        let mut warned = None;
         loop {
             let mut pending = None;
             for Posted { ticket, request, received, object } in posted.all_mut().filter(|posted| posted.received.is_none()) {
@@ -379,7 +379,7 @@ impl ProgressEngine {
                 }
             }
             let Some(request) = pending else { return Ok(()) };
-            let left = self.check_pending(request, &mut has_warned)?;
+            let left = self.check_pending(request, &mut warned)?;
             inner.messages.wait_step(self.turn().min(left));
             self.attend(&mut inner);
             // Other threads may want to post or wait, and listeners must be notified.

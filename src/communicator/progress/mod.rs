@@ -55,7 +55,8 @@ impl PendingMessage {
 struct Outstanding {
     ticket: Ticket,
     request: PendingMessage,
-    has_warned: bool,
+    /// How long it had waited at the last warning, if there was one.
+    warned: Option<Duration>,
     buffer: Box<dyn ErasedBuffer>,
     state: Arc<State>,
 }

@@ -24,8 +24,8 @@ impl ProgressEngine {
     }
 
     /// Returns how long a message that has not ended may still take, or an error if the communicator has ended or the
-    /// deadline has passed. Listeners are notified once of a message that takes long.
-    pub(super) fn check_pending(&self, request: &PendingMessage, has_warned: &mut bool) -> Result<Duration> {
+    /// deadline has passed. Listeners are notified from time to time of a message that takes long.
+    pub(super) fn check_pending(&self, request: &PendingMessage, warned: &mut Option<Duration>) -> Result<Duration> {
         if let Some(abort_reason) = self.health.abort_reason() {
             let error = self.stopped(&(*abort_reason).into(), request);
             self.health.keep_cause(&error);
@@ -38,8 +38,8 @@ impl ProgressEngine {
         if elapsed >= limit {
             return Err(self.late(request));
         }
-        if !*has_warned && elapsed >= self.recorder.stall_after(limit) {
-            *has_warned = true;
+        if self.recorder.warns_after(elapsed, limit, *warned) {
+            *warned = Some(elapsed);
             self.warn(request);
         }
         Ok(limit - elapsed)

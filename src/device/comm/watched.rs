@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::stream_tracker::{Outstanding, Term};
+use crate::base::tuning::flight::WARN_EVERY;
 
 /// The oldest calls that the device had not completed when it was queried.
 #[derive(Debug, Clone, Copy)]
@@ -27,9 +28,9 @@ pub(super) struct Watched {
     entry: Mutex<Option<(u64, Instant)>>,
     /// The number of marked calls when the timekeeper saw unmarked ones, and the time at which it first saw that.
     unmarked: Mutex<Option<(u64, Instant)>>,
-    /// The time after which there is a warning about an unfinished call (never, if not set), and the start of the wait
-    /// that the last warning was about.
-    stall: Mutex<(Option<Duration>, Option<Instant>)>,
+    /// The time after which there is a warning about an unfinished call (never, if not set). Also the start of the wait
+    /// that the last warning was about, and how long it had lasted then.
+    stall: Mutex<(Option<Duration>, Option<(Instant, Duration)>)>,
 }
 
 impl Watched {
@@ -76,11 +77,16 @@ impl Watched {
         lock(&self.stall).0 = after;
     }
 
-    /// Whether to warn now about a wait that began at `since` and may take `limit`. True once for each wait.
+    /// Whether to warn now about a wait that began at `since` and may take `limit`. True once a minute for each wait.
     pub(super) fn is_stalled(&self, since: Instant, limit: Duration, waited: Duration) -> bool {
         let mut stall = lock(&self.stall);
-        let is_late = stall.0.is_some_and(|after| waited >= after.min(limit / 2));
-        is_late && stall.1.replace(since) != Some(since)
+        let warned = stall.1.filter(|(known, _)| *known == since).map(|(_, at)| at);
+        let due = warned.map_or_else(|| stall.0.map(|after| after.min(limit / 2)), |at| Some(at + WARN_EVERY));
+        let is_due = due.is_some_and(|due| waited >= due);
+        if is_due {
+            stall.1 = Some((since, waited));
+        }
+        is_due
     }
 
     /// Whether a wait is long enough for a warning, whatever its limit.
@@ -130,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stall_is_warned_of_once_and_only_where_that_was_asked_for() {
+    fn a_stall_is_warned_of_once_a_minute_and_only_where_that_was_asked_for() {
         let (watched, since, limit) = (Watched::default(), Instant::now(), Duration::from_secs(10));
         assert!(!watched.is_stalled(since, limit, limit));
         watched.warn_after(Some(Duration::from_secs(60)));
@@ -138,5 +144,8 @@ mod tests {
         assert!(watched.is_stalled(since, limit, limit / 2), "half of what it may take is late");
         assert!(!watched.is_stalled(since, limit, limit));
         assert!(watched.is_stalled(since + limit, limit, limit));
+        let seconds = |seconds| Duration::from_secs(seconds);
+        let times = (0..300).filter(|second| watched.is_stalled(since, seconds(1000), seconds(*second)));
+        assert_eq!(times.collect::<Vec<_>>(), [60, 120, 180, 240]);
     }
 }
