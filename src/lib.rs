@@ -91,6 +91,7 @@ pub mod interop;
 mod meeting;
 pub mod observe;
 mod rendezvous;
+mod status;
 
 pub use authentication::Secret;
 pub use call::Collective;

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 pub(super) const PREFIX: &str = "COLLECTIVES_";
 
 /// The variables that are read, without [`PREFIX`]. Those for devices are included in every build.
-pub(super) const KNOWN: [&str; 18] = [
+pub(super) const KNOWN: [&str; 19] = [
     "ALGORITHM",
     "CHECK_DEVICE_CALLS",
     "CHECK_THREADS",
@@ -21,6 +21,7 @@ pub(super) const KNOWN: [&str; 18] = [
     "SECRET_FILE",
     "SILENCE_TIMEOUT",
     "STALL_WARNING",
+    "STATUS_SOCKET",
     "TIMEOUT",
     "TRACE",
     "TRANSPORT",

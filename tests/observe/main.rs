@@ -17,6 +17,7 @@ mod nvtx;
 mod ops;
 mod scenarios;
 mod signal;
+mod status;
 mod stores;
 mod traces;
 mod tracing_events;

@@ -12,7 +12,7 @@ const LAYERS: [&[&str]; 9] = [
     &["authentication", "call"],
     &["interop"],
     &["flight"],
-    &["observe"],
+    &["observe", "status"],
     &["config"],
     &["device", "host", "rendezvous"],
     &["communicator"],

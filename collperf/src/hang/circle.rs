@@ -35,8 +35,8 @@ impl<'a> Waiting<'a> {
 }
 
 /// Describes every cycle of calls in which each waits for the process of the next.
-pub(super) fn all(groups: &[Group]) -> Vec<String> {
-    let records = groups.iter().flat_map(|group| group.records.values());
+pub(super) fn all<'a>(groups: impl IntoIterator<Item = &'a Group>) -> Vec<String> {
+    let records = groups.into_iter().flat_map(|group| group.records.values());
     let is_late = |entry: &&Entry| entry.state == State::Started || entry.is_stuck() && entry.error_kind.as_deref() == Some("timeout");
     let waiting = records.flat_map(|record| record.entries.iter().filter(is_late).filter_map(|entry| Waiting::new(record, entry)));
     let waiting: Vec<Waiting<'_>> = waiting.collect();

@@ -57,6 +57,7 @@ use crate::host::backend::{BackendSetup, HostBackend};
 use crate::host::exchange::Exchange;
 use crate::observe::{LIFE, Observers, TraceLog, Watch};
 use crate::rendezvous::Store;
+use crate::status;
 
 /// The origin of a new communicator.
 pub(in crate::communicator) enum Origin {
@@ -129,6 +130,9 @@ pub(in crate::communicator) fn connect(exchange: &mut dyn Exchange, start: Start
         About { id: About::id_of(backend.id()), name, rank, peers: backend.peers(), wiring: backend.wiring(), timeout: config.timeout };
     if recorder.introduce(about) {
         flight::enlist(&recorder);
+        if config.status_socket {
+            status::serve();
+        }
     }
     Ok(Communicator::new(Shared::new(backend, connector, config, listen, recovery, world_ranks, trace)))
 }
