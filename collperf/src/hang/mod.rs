@@ -55,7 +55,7 @@ pub(crate) fn explain(folder: &Path) -> Result<String, Failure> {
     Ok(format!("{skipped}{circles}{said}"))
 }
 
-/// Describes every cycle of calls in which each waits for the process of the next.
+/// Describes the cycles of calls in which each waits for the process of the next.
 pub(crate) fn circles<'a>(groups: impl IntoIterator<Item = &'a Group>) -> Vec<String> {
     circle::all(groups)
 }

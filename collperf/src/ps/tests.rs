@@ -158,7 +158,7 @@ fn a_device_call_that_all_have_queued_is_named_with_the_devices_on_which_it_has_
         &text,
         &[
             "every rank has queued all_reduce(sum, f32, count 4) number 4 on its device, but after 5.0 s the call has not ended on the devices of ranks 0, 2;",
-            "queued   5.0 s  all_reduce(sum, f32, count 4) number 4 on the device",
+            "queued  5.0 s  all_reduce(sum, f32, count 4) number 4 on the device",
         ],
     );
     // The recorder does not follow the stream of call 4, on which it never ends: later calls have.

@@ -88,7 +88,7 @@ impl Job {
 
     /// Asks until the answer about this job's communicator `name`, with its cycles, contains all of these words.
     fn await_words(&self, name: &str, words: &[String]) -> Value {
-        let mut found = Value::Null;
+        let (mut found, mut before) = (Value::Null, String::new());
         wait_until("collperf ps names the cause", || {
             let all = self.answer();
             let communicators = all["communicators"].as_array().unwrap();
@@ -98,7 +98,10 @@ impl Job {
                 cycles.filter(|text| self.ranks.iter().any(|rank| text.contains(&format!("pid {})", rank.id())))).collect();
             found = own.cloned().unwrap_or_default();
             let said = format!("{}{own_cycles}", found["findings"]);
-            println!("{said}");
+            if said != before {
+                println!("{said}");
+            }
+            before.clone_from(&said);
             words.iter().all(|word| said.contains(word))
         });
         found
@@ -116,7 +119,7 @@ impl Job {
 
         await_file(self.folder.path(), "ready");
         self.signal(2, Signal::STOP);
-        let stopped = ["rank 2 (host ", &named(2), ": stopped by a signal", "ranks 0, 1, 3 wait for it"].map(str::to_owned);
+        let stopped = ["rank 2 (host ", &named(2), ": stopped by a signal", " wait for it"].map(str::to_owned);
         let world = self.await_words("world", &stopped);
         assert_eq!((&world["ranks"][2]["process"], &world["ranks"][2]["call"]), (&"stopped".into(), &Value::Null));
         self.put("stopped");
@@ -133,7 +136,7 @@ impl Job {
         self.ranks[3].kill().unwrap();
         self.ranks[3].wait().unwrap();
         let world = self.await_words("world", &["rank 3 (host ".to_owned(), format!("pid {pid}): gone: there is no such process")]);
-        assert_eq!((&world["ranks"][3]["process"], &world["ranks"][0]["call"]["state"]), (&"gone".into(), &"failed".into()), "{world}");
+        assert_eq!((&world["ranks"][3]["process"], &world["ranks"][3]["call"]), (&"gone".into(), &Value::Null), "{world}");
     }
 }
 
@@ -222,7 +225,7 @@ fn a_host_that_cannot_be_asked_is_named() {
     let asked = |arguments: &[&str]| -> Output { ps().args(arguments).output().unwrap() };
     for (arguments, said) in [
         (&["--hosts", "absent", "--ssh", "false"][..], "not asked: absent: collperf ended there with exit status: 1"),
-        (&["--hosts", "-oProxyCommand=x", "--ssh", "false"], "is not a host"),
+        (&["--hosts=-oProxyCommand=x", "--ssh", "false"], "is not a host"),
         (&["--hosts", "absent", "--ssh", "/absent/ssh"], "absent: starting \"/absent/ssh\""),
         (&["--hosts", "absent", "--ssh", "echo"], "not what collperf ps --json prints"),
         (&["--merge", "/absent/file"], "not asked: /absent/file: No such file"),
