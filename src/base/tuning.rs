@@ -599,6 +599,8 @@ pub(crate) mod status {
     pub(crate) const UNFINISHED: usize = 128;
     /// The size of an answer beyond which it contains no other communicator, in bytes.
     pub(crate) const BYTES: usize = 4 << 20;
+    /// Connections that the kernel queues until they are accepted, as while the process is stopped.
+    pub(crate) const BACKLOG: i32 = 64;
     /// The time in which a process that has asked must read the answer.
     pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
     /// The pause after a connection of another user, who could otherwise keep the thread busy.

@@ -14,8 +14,7 @@ use crate::base::deadline::Deadline;
 use crate::base::event;
 use crate::base::own_thread::OwnThread;
 use crate::base::socket_user::peer_user;
-use crate::base::tuning::net::BACKLOG;
-use crate::base::tuning::status::{AFTER_REFUSAL, PATIENCE, WITHOUT_RESOURCES};
+use crate::base::tuning::status::{AFTER_REFUSAL, BACKLOG, PATIENCE, WITHOUT_RESOURCES};
 
 /// What the names of all sockets begin with. `collperf ps` looks for it.
 const NAME: &str = "collectives-status-";
@@ -43,6 +42,8 @@ fn listen() -> io::Result<OwnedFd> {
 fn serve(listener: &OwnedFd) {
     loop {
         match rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            // A process that was stopped finds the questions of programs that no longer wait.
+            Ok(connection) if has_hung_up(connection.as_fd()) => {}
             Ok(connection) if peer_user(connection.as_fd()).is_ok_and(|user| Answered::now().includes(user)) => {
                 // A program that has stopped reading gets a part of the answer, which it notices.
                 let _ = send(connection.as_fd(), answer::to_text().as_bytes(), &Deadline::after(PATIENCE));
@@ -89,6 +90,12 @@ fn send(connection: BorrowedFd<'_>, mut bytes: &[u8], deadline: &Deadline) -> io
     Ok(())
 }
 
+/// Whether the program at the other end has closed the connection.
+fn has_hung_up(connection: BorrowedFd<'_>) -> bool {
+    let mut watched = [PollFd::from_borrowed_fd(connection, PollFlags::empty())];
+    poll(&mut watched, Some(&Timespec::default())).is_ok() && watched[0].revents().contains(PollFlags::HUP)
+}
+
 fn await_room(connection: BorrowedFd<'_>, deadline: &Deadline) -> io::Result<()> {
     let left = deadline.remaining();
     if left.is_zero() {
@@ -129,7 +136,9 @@ mod tests {
         reads.read_to_end(&mut part).unwrap();
         assert!(part.len() < bytes.len() && part.iter().all(|byte| *byte == 7), "{} B", part.len());
         let (reads, sends) = UnixStream::pair().unwrap();
+        assert!(!has_hung_up(sends.as_fd()));
         drop(reads);
+        assert!(has_hung_up(sends.as_fd()));
         assert!(send(sends.as_fd(), &bytes, &Deadline::after(Duration::from_secs(60))).is_err(), "the program is gone");
     }
 }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::process::State;
+use super::ras::Ras;
 use crate::hang::Record;
 use crate::input_file;
 
@@ -35,6 +36,9 @@ pub(super) struct Document {
     /// The processes of ranks that other ranks name, and that were not found among `processes`.
     #[serde(default)]
     pub(super) absent: Vec<Absent>,
+    /// What NCCL's own service says.
+    #[serde(default)]
+    pub(super) nccl_ras: Vec<Ras>,
 }
 
 /// A process that has a socket.
@@ -76,7 +80,7 @@ impl Process {
 impl Document {
     /// Returns the document of some hosts.
     pub(super) fn new(time_ns: u64, hosts: Vec<String>, processes: Vec<Process>, absent: Vec<Absent>) -> Self {
-        Self { format: FORMAT.to_owned(), version: VERSION, time_ns, hosts, errors: Vec::new(), processes, absent }
+        Self { format: FORMAT.to_owned(), version: VERSION, time_ns, hosts, errors: Vec::new(), processes, absent, nccl_ras: Vec::new() }
     }
 
     /// Adds what another document contains.
@@ -86,6 +90,7 @@ impl Document {
         self.errors.extend(other.errors);
         self.processes.extend(other.processes);
         self.absent.extend(other.absent);
+        self.nccl_ras.extend(other.nccl_ras);
         // On a host with several network namespaces, one document may have what the other lacks.
         let found: BTreeSet<(&str, u32)> = self.processes.iter().map(|process| (&*process.host_name, process.pid)).collect();
         self.absent.retain(|absent| !found.contains(&(&*absent.host_name, absent.pid)));

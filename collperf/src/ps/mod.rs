@@ -4,6 +4,7 @@ mod document;
 mod hosts;
 mod process;
 mod question;
+mod ras;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -28,7 +29,7 @@ use view::View;
 /// Asks all ranks of this host that belong to this user (root: to all users). The program needs no preparation. Prints
 /// each communicator with a line for each rank, and names what is wrong: the rank that is behind, calls that differ,
 /// processes that are stopped or gone, device calls that do not end, ranks that wait for each other in a cycle. A call
-/// counts as held up after one second.
+/// counts as held up after one second. If NCCL's own service (RAS) answers, its answer is printed, too.
 ///
 /// For a job on several hosts, list the hosts (--hosts), or join the JSON of each host (--merge): srun --overlap --jobid
 /// JOB --ntasks-per-node 1 collperf ps --json | collperf ps --merge -
@@ -124,8 +125,10 @@ fn collect(arguments: &Arguments) -> Result<Document, Failure> {
 fn of_this_host(limit: Duration) -> Result<Document, Failure> {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let processes = question::ask_all(&host, limit).map_err(|error| Failure::io("asking the ranks of this host", &error))?;
-    let absent = absent(&processes, &host);
-    Ok(Document::new(now(), vec![host], processes, absent))
+    let (absent, nccl_ras) = (absent(&processes, &host), ras::ask_all(&processes, limit));
+    let mut document = Document::new(now(), vec![host], processes, absent);
+    document.nccl_ras = nccl_ras;
+    Ok(document)
 }
 
 /// Returns the ranks of this host that answered ranks name, and that have no socket.

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::document::{Document, Process};
+use super::ras::Ras;
 use super::view::{Communicator, Rank, View};
 
 /// The columns of a communicator's table.
@@ -29,6 +30,7 @@ pub(super) fn to_text(document: &Document, view: &View) -> String {
     for process in document.processes.iter().filter(|process| !is_shown(process)) {
         let _ = writeln!(text, "{}: {}", name(process), process.error.as_deref().unwrap_or_default());
     }
+    text.extend(document.nccl_ras.iter().map(of_service));
     if text.is_empty() {
         let _ = writeln!(text, "no ranks of this user were found on {}", document.hosts.join(", "));
     }
@@ -38,6 +40,18 @@ pub(super) fn to_text(document: &Document, view: &View) -> String {
 
 fn name(process: &Process) -> String {
     format!("process {} ({}) on host {}", process.pid, process.program, process.host_name)
+}
+
+/// Returns what NCCL's own service says, as it says it.
+fn of_service(ras: &Ras) -> String {
+    let Ras { host_name, address, text, error } = ras;
+    match text {
+        Some(text) => {
+            let lines: String = text.lines().map(|line| format!("  {line}\n")).collect();
+            format!("NCCL's own service (RAS) at {address} on host {host_name} says, without knowing how long calls have waited:\n{lines}")
+        }
+        None => format!("NCCL's own service (RAS) at {address} on host {host_name}: {}\n", error.as_deref().unwrap_or_default()),
+    }
 }
 
 /// Describes a communicator: its findings, and a line for each rank.

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::document::{Absent, Document, Process};
 use super::process::State;
+use super::ras::Ras;
 use super::table;
 use super::view::View;
 
@@ -165,6 +166,21 @@ fn a_device_call_that_all_have_queued_is_named_with_the_devices_on_which_it_has_
     let unfollowed = |rank| process(rank, &[queue(3, "completed"), queue(4, "scheduled"), queue(5, "completed")]);
     let text = said(&document(&["a", "b"], (0..4).map(unfollowed).collect()));
     assert!(!text.contains("every rank has queued"), "{text}");
+}
+
+#[test]
+fn the_answer_of_nccl_is_shown_beside() {
+    let ras = |text: Option<&str>, error: Option<&str>| Ras {
+        host_name: "a".to_owned(),
+        address: "localhost:28028".to_owned(),
+        text: text.map(str::to_owned),
+        error: error.map(str::to_owned),
+    };
+    let mut all = document(&["a"], vec![]);
+    all.nccl_ras = vec![ras(Some("NCCL version 2.28\nhealthy"), None), ras(None, Some("no answer in time"))];
+    let read = Document::read_all(serde_json::to_string(&all).unwrap().as_bytes()).unwrap();
+    assert_eq!(read[0].nccl_ras, all.nccl_ras);
+    says(&said(&all), &["waited:\n  NCCL version 2.28\n  healthy\n", "RAS) at localhost:28028 on host a: no answer in time\n"]);
 }
 
 #[test]

@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 /// The variable with the folder in which ranks and the test leave files for each other.
 const FOLDER: &str = "COLLECTIVES_TEST_FOLDER";
 
-/// The number of ranks.
+/// The number of ranks on each host.
 const RANKS: usize = 4;
 
 /// Waits until there is a file of this name. The wait ends when the test kills the rank.
@@ -187,14 +187,14 @@ fn ranks_on_two_hosts_are_explained_together() {
     };
     let folder = tempfile::tempdir().unwrap();
     let start = |rank: usize| {
-        let mut command = hosts.command(rank / 2, std::env::current_exe().unwrap().to_str().unwrap());
+        let mut command = hosts.command(rank / RANKS, std::env::current_exe().unwrap().to_str().unwrap());
         command.args([NAME, "--exact", "--nocapture", "--test-threads=1"]).env("COLLECTIVES_TEST_CHILD", NAME);
-        command.env("RANK", rank.to_string()).env("WORLD_SIZE", RANKS.to_string()).env(FOLDER, folder.path());
+        command.env("RANK", rank.to_string()).env("WORLD_SIZE", (2 * RANKS).to_string()).env(FOLDER, folder.path());
         command.env("MASTER_ADDR", format!("10.99.{NET}.1")).env("MASTER_PORT", "29512").env("COLLECTIVES_TIMEOUT", "120");
         // All hosts have the same name and boot id here.
-        command.env("COLLECTIVES_HOST_IDENTITY", format!("host {}", rank / 2)).spawn().unwrap()
+        command.env("COLLECTIVES_HOST_IDENTITY", format!("host {}", rank / RANKS)).spawn().unwrap()
     };
-    let ranks: Vec<Child> = (0..RANKS).map(start).collect();
+    let ranks: Vec<Child> = (0..2 * RANKS).map(start).collect();
     // In place of ssh.
     let ssh = folder.path().join("ssh");
     std::fs::write(&ssh, "#!/bin/sh\nexec ip netns exec \"$1\" sh -c \"$2\"\n").unwrap();
@@ -217,7 +217,7 @@ fn ranks_on_two_hosts_are_explained_together() {
     let merge = |files: &[std::path::PathBuf]| String::from_utf8(ps().arg("--merge").args(files).output().unwrap().stdout).unwrap();
     let (both, one) = (merge(&files), merge(&files[..1]));
     assert!(both.contains("each rank waits for the next") && !both.contains("no socket"), "{both}");
-    assert!(one.contains("no socket") && one.contains("rank 3 (host "), "{one}");
+    assert!(one.contains("no socket") && one.contains("rank 7 (host "), "{one}");
 }
 
 #[test]
@@ -236,6 +236,20 @@ fn a_host_that_cannot_be_asked_is_named() {
         assert!(output.status.code() == Some(1) && text.contains(said), "{arguments:?}: {}\n{text}", output.status);
     }
     assert_eq!(asked(&["--timeout", "0"]).status.code(), Some(6));
+}
+
+#[test]
+fn a_watch_asks_again_until_its_reader_is_gone() {
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::process::ExitStatusExt;
+
+    let mut watch = ps().args(["--json", "--watch", "0.01"]).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let _limit = Limit::on(&watch);
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines().map(|line| line.unwrap());
+    let times: Vec<Value> = lines.by_ref().take(3).map(|line| serde_json::from_str::<Value>(&line).unwrap()["time_ns"].take()).collect();
+    assert!(times[0].as_u64() < times[1].as_u64() && times[1].as_u64() < times[2].as_u64(), "{times:?}");
+    drop(lines);
+    assert_eq!(watch.wait().unwrap().signal(), Some(Signal::PIPE.as_raw()));
 }
 
 #[cfg(feature = "cuda")]
