@@ -589,6 +589,18 @@ pub(crate) mod flight {
     pub(crate) const SHARE: u64 = 10;
 }
 
+/// Files of metrics.
+pub(crate) mod metrics {
+    use std::time::Duration;
+
+    /// The time between two writes of a process's file.
+    pub(crate) const EVERY: Duration = Duration::from_secs(5);
+    /// Communicators with counters of their own, by name and rank. Each takes about 5 KiB.
+    pub(crate) const GROUPS: usize = 1024;
+    /// The time after which a lock counts as lost in a fork.
+    pub(crate) const LOCK: Duration = Duration::from_secs(5);
+}
+
 /// The answers to `collperf ps`.
 pub(crate) mod status {
     use std::time::Duration;

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 pub(super) const PREFIX: &str = "COLLECTIVES_";
 
 /// The variables that are read, without [`PREFIX`]. Those for devices are included in every build.
-pub(super) const KNOWN: [&str; 19] = [
+pub(super) const KNOWN: [&str; 20] = [
     "ALGORITHM",
     "CHECK_DEVICE_CALLS",
     "CHECK_THREADS",
@@ -15,6 +15,7 @@ pub(super) const KNOWN: [&str; 19] = [
     "FLIGHT_RECORDER_DIR",
     "HOST_IDENTITY",
     "LISTEN_ADDRESS",
+    "METRICS",
     "NCCL_LIBRARY",
     "REPRODUCIBLE",
     "SECRET",

@@ -47,6 +47,25 @@ impl Flight {
         file::add(json, about, "asked for by collperf ps", &records);
     }
 
+    /// Returns how long the oldest of the latest calls that have not ended has taken; zero if there is none. A device call
+    /// that an ended one follows does not count, because its stream may not be followed.
+    pub(crate) fn longest_wait(&self) -> Duration {
+        if !self.is_on() || self.is_foreign() {
+            return Duration::ZERO;
+        }
+        let line = Timeline::new();
+        let mut open: Vec<Raw> = [Some(&self.collectives), self.messages.get()]
+            .into_iter()
+            .flatten()
+            .flat_map(|ring| ring.read_last(LOOKED_AT))
+            .filter(Raw::is_under_way)
+            .collect();
+        let queued = self.device.get().map_or_else(Vec::new, Ring::read);
+        open.extend(queued.into_iter().rev().take_while(Raw::is_under_way));
+        let waited = open.iter().filter_map(|raw| line.now().checked_sub(line.nanoseconds(raw.started)?));
+        Duration::from_nanos(waited.max().unwrap_or(0))
+    }
+
     /// Whether one of the latest calls has not ended.
     pub(crate) fn is_busy(&self) -> bool {
         let rings = [Some(&self.collectives), self.messages.get(), self.device.get()];

@@ -12,6 +12,7 @@ mod aloud;
 mod counters;
 mod events;
 mod listener;
+mod metrics;
 #[cfg(feature = "cuda")]
 mod nvtx;
 mod ops;

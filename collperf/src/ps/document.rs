@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::process::State;
-use super::ras::Ras;
 use crate::hang::Record;
 use crate::input_file;
 
@@ -62,6 +61,16 @@ pub(super) struct Absent {
     pub(super) host_name: String,
     pub(super) pid: u32,
     pub(super) state: State,
+}
+
+/// The answer of NCCL's own service for reliability, availability and serviceability.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Ras {
+    pub(super) host_name: String,
+    pub(super) address: String,
+    pub(super) text: Option<String>,
+    /// Why there is no answer.
+    pub(super) error: Option<String>,
 }
 
 impl Process {

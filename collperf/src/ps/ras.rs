@@ -11,9 +11,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
-
-use super::document::Process;
+use super::document::{Process, Ras};
 use crate::hang::Backend;
 
 /// Where NCCL listens unless `NCCL_RAS_ADDR` says otherwise.
@@ -25,16 +23,6 @@ const MOST: u64 = 1 << 20;
 const LONGEST: u64 = 1024;
 /// The most services that are asked.
 const SERVICES: usize = 4;
-
-/// The answer of one service.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Ras {
-    pub(super) host_name: String,
-    pub(super) address: String,
-    pub(super) text: Option<String>,
-    /// Why there is no answer.
-    pub(super) error: Option<String>,
-}
 
 /// Asks the services of processes that have made device calls. Addresses at which no program listens are left out.
 pub(super) fn ask_all(processes: &[Process], limit: Duration) -> Vec<Ras> {

@@ -2,8 +2,7 @@
 
 use std::fmt::Write;
 
-use super::document::{Document, Process};
-use super::ras::Ras;
+use super::document::{Document, Process, Ras};
 use super::view::{Communicator, Rank, View};
 
 /// The columns of a communicator's table.

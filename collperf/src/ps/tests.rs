@@ -2,9 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::document::{Absent, Document, Process};
+use super::document::{Absent, Document, Process, Ras};
 use super::process::State;
-use super::ras::Ras;
 use super::table;
 use super::view::View;
 
@@ -73,7 +72,7 @@ fn a_job_that_runs_is_not_called_stuck_and_one_that_waits_for_a_second_is() {
         (0..4)
             .map(|rank| {
                 if rank == 3 {
-                    process(3, &[ended.clone()])
+                    process(3, std::slice::from_ref(&ended))
                 } else {
                     process(rank, &[ended.clone(), call(7, "all_reduce", "started", age, &[3])])
                 }

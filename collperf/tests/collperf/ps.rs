@@ -41,7 +41,7 @@ fn rank() {
         await_file(&folder, "stopped");
     }
     comm.broadcast(&mut [1_u8; 7], 0).unwrap();
-    if comm.rank() % 2 == 0 {
+    if comm.rank().is_multiple_of(2) {
         drop(comm.barrier());
     }
     drop(other.all_reduce(&mut [1_u16], ReduceOp::Max));
