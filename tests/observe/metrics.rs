@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -14,7 +14,9 @@ use super::common::ranks::{Wiring, alone_in_a_process, communicators_with, each,
 
 /// Returns this process's file as a map from each sample's name and labels to its value. Fails if the text is not complete.
 fn read(folder: &Path) -> BTreeMap<String, f64> {
-    let files: Vec<_> = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()).collect();
+    // A file that is being written has a hidden name.
+    let is_hidden = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with('.');
+    let files: Vec<_> = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()).filter(|path| !is_hidden(path)).collect();
     let own: Vec<_> = files.iter().filter(|file| file.to_string_lossy().ends_with(&format!("-{}.prom", std::process::id()))).collect();
     assert_eq!((own.len(), files.len()), (1, 1), "{files:?}");
     let text = fs::read_to_string(own[0]).unwrap();
