@@ -36,11 +36,34 @@ const WAITING: Family =
     Family("collectives_waiting_seconds", "gauge", Some("seconds"), "Time since the start of the oldest call that has not ended.");
 const COMMUNICATOR: Family = Family("collectives_communicator", "info", None, "The size and the links of a communicator.");
 
+/// The samples of one communicator: their other labels, and their values.
+type Samples = Vec<(String, String)>;
+
 /// Returns the text.
 pub(super) fn to_text(snapshots: &[Snapshot]) -> String {
     let mut text = String::new();
-    let mut family = |family: &Family, samples: &dyn Fn(&Snapshot, &mut Vec<(String, String)>)| {
-        let Family(name, kind, unit, help) = family;
+    CALLS.add_to(&mut text, snapshots, calls);
+    BYTES.add_to(&mut text, snapshots, |snapshot| {
+        snapshot.counts.iter().map(|((backend, kind), count)| (of_call(backend, kind), count.bytes.to_string())).collect()
+    });
+    SECONDS.add_to(&mut text, snapshots, |snapshot| {
+        let seconds = |count: &Count| Duration::from_nanos(count.nanoseconds).as_secs_f64().to_string();
+        snapshot.counts.iter().map(|((backend, kind), count)| (of_call(backend, kind), seconds(count))).collect()
+    });
+    WAITING.add_to(&mut text, snapshots, |snapshot| {
+        snapshot.waiting.iter().map(|waiting| (String::new(), waiting.as_secs_f64().to_string())).collect()
+    });
+    COMMUNICATOR.add_to(&mut text, snapshots, |snapshot| {
+        let Group { world_size, wiring, .. } = &snapshot.group;
+        vec![(format!(",{}", labels(&[("world_size", &world_size.to_string()), ("wiring", wiring)])), "1".to_owned())]
+    });
+    text + "# EOF\n"
+}
+
+impl Family {
+    /// Writes the metric with the samples of all communicators.
+    fn add_to(&self, text: &mut String, snapshots: &[Snapshot], samples: impl Fn(&Snapshot) -> Samples) {
+        let Self(name, kind, unit, help) = self;
         let _ = writeln!(text, "# TYPE {name} {kind}");
         if let Some(unit) = unit {
             let _ = writeln!(text, "# UNIT {name} {unit}");
@@ -52,35 +75,22 @@ pub(super) fn to_text(snapshots: &[Snapshot]) -> String {
             _ => "",
         };
         for snapshot in snapshots {
-            let mut lines = Vec::new();
-            samples(snapshot, &mut lines);
             let own = labels(&[("communicator", &snapshot.group.communicator), ("rank", &snapshot.group.rank.to_string())]);
-            for (more, value) in lines {
+            for (more, value) in samples(snapshot) {
                 let _ = writeln!(text, "{name}{suffix}{{{own}{more}}} {value}");
             }
         }
-    };
-    family(&CALLS, &|snapshot, lines| {
-        for ((backend, kind), count) in &snapshot.counts {
-            let called = RESULTS.iter().zip(count.calls).filter(|(_, calls)| *calls > 0);
-            lines.extend(called.map(|(result, calls)| (of_call(backend, kind) + &format!(",result=\"{result}\""), calls.to_string())));
-        }
-    });
-    family(&BYTES, &|snapshot, lines| {
-        lines.extend(snapshot.counts.iter().map(|((backend, kind), count)| (of_call(backend, kind), count.bytes.to_string())));
-    });
-    family(&SECONDS, &|snapshot, lines| {
-        let seconds = |count: &Count| Duration::from_nanos(count.nanoseconds).as_secs_f64().to_string();
-        lines.extend(snapshot.counts.iter().map(|((backend, kind), count)| (of_call(backend, kind), seconds(count))));
-    });
-    family(&WAITING, &|snapshot, lines| {
-        lines.extend(snapshot.waiting.map(|waiting| (String::new(), waiting.as_secs_f64().to_string())));
-    });
-    family(&COMMUNICATOR, &|snapshot, lines| {
-        let Group { world_size, wiring, .. } = &snapshot.group;
-        lines.push((format!(",{}", labels(&[("world_size", &world_size.to_string()), ("wiring", wiring)])), "1".to_owned()));
-    });
-    text + "# EOF\n"
+    }
+}
+
+/// Returns the numbers of calls by backend, kind and outcome.
+fn calls(snapshot: &Snapshot) -> Samples {
+    let mut samples = Samples::new();
+    for ((backend, kind), count) in &snapshot.counts {
+        let called = RESULTS.iter().zip(count.calls).filter(|(_, calls)| *calls > 0);
+        samples.extend(called.map(|(result, calls)| (of_call(backend, kind) + &format!(",result=\"{result}\""), calls.to_string())));
+    }
+    samples
 }
 
 /// Returns the labels of a call, which follow others.
