@@ -66,7 +66,7 @@ fn a_step_of_srun_asks_a_job_that_hangs(cluster: &Cluster, collperf: &Path) {
         let folder = tempfile::tempdir().unwrap();
         let file = |node: &str| folder.path().join(format!("ps-{node}.json"));
         let mut step = cluster.command(0, "srun");
-        step.args(["--overlap", "--jobid", number.trim(), "--ntasks-per-node", "1", "--output"]).arg(file("%n"));
+        step.args(["--overlap", "--jobid", number.trim(), "-N", "2", "--ntasks-per-node", "1", "--output"]).arg(file("%n"));
         Peer::start(step.arg(collperf).args(["ps", "--json"])).finish();
         let merged = Command::new(collperf).args(["ps", "--merge"]).args(["0", "1"].map(file)).output().unwrap();
         said = String::from_utf8_lossy(&merged.stdout).into_owned();

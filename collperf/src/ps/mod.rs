@@ -32,7 +32,7 @@ use view::View;
 /// counts as held up after one second. If NCCL's own service (RAS) answers, its answer is printed, too.
 ///
 /// For a job on several hosts, list the hosts (--hosts), or join the JSON of each host (--merge): srun --overlap --jobid
-/// JOB --ntasks-per-node 1 --output ps-%n.json collperf ps --json; collperf ps --merge ps-*.json
+/// JOB -N NODES --ntasks-per-node 1 --output ps-%n.json collperf ps --json; collperf ps --merge ps-*.json
 ///
 /// The exit code is 1 if a host or a file could not be read. COLLECTIVES_STATUS_SOCKET=0 in a job's environment turns
 /// the answers of its ranks off.
