@@ -10,7 +10,8 @@
 //! - when a call fails because of a peer, if [`Config::flight_recorder_dir`](crate::Config::flight_recorder_dir)
 //!   names a folder.
 //!
-//! `collperf --explain-hang FOLDER` compares the files of all ranks.
+//! `collperf --explain-hang FOLDER` compares the files of all ranks. `collperf ps` asks running processes for the latest
+//! records.
 //!
 //! # When a call is recorded
 //!

@@ -6,6 +6,7 @@ use super::document::{Absent, Document, Process, Ras};
 use super::process::State;
 use super::table;
 use super::view::View;
+use crate::random::Random;
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -187,4 +188,35 @@ fn control_characters_of_other_processes_do_not_reach_the_terminal() {
     let mut odd = silent(1, State::Sleeping, Some("no answer"));
     odd.program = "\x1b[2Jx".to_owned();
     assert_eq!(said(&document(&["a"], vec![odd])), "process 101 (\u{fffd}[2Jx) on host a: no answer\n");
+}
+
+/// Changes some bytes: digits to digits, so that the text stays JSON, or any bytes to any.
+fn spoiled(text: &[u8], random: &mut Random) -> Vec<u8> {
+    let mut text = text.to_vec();
+    let keeps_json = random.below(4) != 0;
+    for _ in 0..=random.below(20) {
+        let place = random.below(text.len());
+        match text[place..].iter().position(u8::is_ascii_digit) {
+            Some(ahead) if keeps_json => text[place + ahead] = b'0' + random.below(10) as u8,
+            _ if keeps_json => {}
+            _ => text[place] = random.next() as u8,
+        }
+    }
+    text
+}
+
+#[test]
+fn no_answer_makes_collperf_panic() {
+    let waits = |rank| process(rank, &[call(6, "barrier", "completed", 9, &[]), call(7, "all_reduce", "started", 3 * SECOND, &[1, 2, 3])]);
+    let queued = |rank| process(rank, &[on_device(call(3, "all_reduce", "scheduled", 5 * SECOND, &[]))]);
+    let stopped = silent(1, State::Stopped, Some("stopped by a signal"));
+    let text = serde_json::to_vec(&document(&["a", "b"], vec![waits(0), stopped, waits(2), queued(3), queued(0)])).unwrap();
+    let seed = 20_261_127;
+    let (mut random, mut read) = (Random(seed), 0);
+    for _ in 0..2000 {
+        if let Ok(documents) = Document::read_all(&spoiled(&text, &mut random)) {
+            read += documents.iter().map(said).filter(|text| !text.is_empty()).count();
+        }
+    }
+    assert!(read > 500, "seed {seed}: only {read} texts were documents");
 }
