@@ -7,6 +7,7 @@ pub(crate) mod nccl;
 mod variable_names;
 
 use std::fmt;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -472,6 +473,9 @@ const STATUS_SOCKET: &str = "COLLECTIVES_STATUS_SOCKET";
 /// The variable that turns encryption on.
 const ENCRYPT: &str = "COLLECTIVES_ENCRYPT";
 
+/// The variable with the addresses of a running job.
+const JOIN: &str = "COLLECTIVES_JOIN";
+
 /// Reads a variable that is a number of seconds.
 fn seconds(read: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<Option<Duration>> {
     let Some(seconds) = read(name) else { return Ok(None) };
@@ -600,6 +604,23 @@ impl FromStr for Waiting {
     }
 }
 
+/// Returns the addresses in `COLLECTIVES_JOIN`: those of ranks of a running job that this process shall join.
+pub(crate) fn join_addresses() -> Result<Option<Vec<SocketAddr>>> {
+    environment(JOIN).map(|text| parse_join_addresses(&text)).transpose()
+}
+
+fn parse_join_addresses(text: &str) -> Result<Vec<SocketAddr>> {
+    let mut addresses = Vec::new();
+    for address in text.split(',').map(str::trim).filter(|address| !address.is_empty()) {
+        let failed = |error| Error::config(format!("{JOIN}={text:?}"), format!("{address}: {error}"));
+        addresses.extend(address.to_socket_addrs().map_err(failed)?);
+    }
+    if addresses.is_empty() {
+        return Err(wrong(JOIN, text, "addresses of ranks of a running job, HOST:PORT, separated by commas"));
+    }
+    Ok(addresses)
+}
+
 /// Reads one variable of the environment. Bytes that are not UTF-8 are replaced, so that errors can quote it.
 pub(crate) fn environment(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
@@ -613,6 +634,16 @@ mod tests {
 
     fn read<'a>(variables: &'a [(&'a str, &'a str)]) -> impl Fn(&str) -> Option<String> + 'a {
         |name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+    }
+
+    #[test]
+    fn addresses_of_a_running_job_are_separated_by_commas() {
+        let addresses = parse_join_addresses("127.0.0.1:80, [::1]:81,").unwrap();
+        assert_eq!(addresses, ["127.0.0.1:80".parse().unwrap(), "[::1]:81".parse().unwrap()]);
+        for wrong in ["", ",", "127.0.0.1", "127.0.0.1:99999"] {
+            let error = parse_join_addresses(wrong).unwrap_err().to_string();
+            assert!(error.contains("COLLECTIVES_JOIN"), "{wrong}: {error}");
+        }
     }
 
     #[test]

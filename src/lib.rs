@@ -100,7 +100,7 @@ pub use call::algorithm::{Algorithm, AlgorithmRanges};
 pub use call::buffer::{Buffer, BufferMut, TypedBytes};
 pub use call::element::{DType, Data, Element, F8E4M3, F8E5M2};
 pub use call::op::{CustomOp, ReduceOp, Reduction};
-pub use communicator::{AbortHandle, Builder, Communicator, Envelope, Group, OwnedBuffer, OwnedSource, Received};
+pub use communicator::{AbortHandle, Builder, Communicator, Envelope, Group, Membership, OwnedBuffer, OwnedSource, Received};
 #[cfg(feature = "cuda")]
 pub use communicator::{Device, DeviceChoice, device_count};
 pub use communicator::{SharedBuffer, Work, WorkFuture};
@@ -162,6 +162,7 @@ mod guide {
         data = "../docs/src/data.md";
         embedding = "../docs/src/embedding.md";
         failures = "../docs/src/failures.md";
+        membership = "../docs/src/membership.md";
         first = "../docs/src/first.md";
         from_mpi = "../docs/src/from-mpi.md";
         #[cfg(feature = "cuda")]

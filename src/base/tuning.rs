@@ -245,6 +245,20 @@ pub(crate) mod recovery {
     pub(crate) const LINGER: Duration = Duration::from_secs(1);
 }
 
+/// The admission of newcomers (`communicator/life/membership/`).
+pub(crate) mod membership {
+    use std::time::Duration;
+
+    /// How long members wait for a newcomer to confirm that it is there.
+    pub(crate) const CONFIRMED: Duration = Duration::from_secs(2);
+    /// The number of attempts to connect with a newcomer before it is refused.
+    pub(crate) const ATTEMPTS: u64 = 3;
+    /// One wait of a newcomer at a member's store, before it checks its deadline.
+    pub(crate) const SLICE: Duration = Duration::from_secs(1);
+    /// The pause of a newcomer before it asks at the next address.
+    pub(crate) const PAUSE: Duration = Duration::from_millis(50);
+}
+
 /// The store in a file (`rendezvous/file/`).
 pub(crate) mod file_store {
     use std::time::Duration;

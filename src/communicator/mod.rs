@@ -51,6 +51,7 @@ pub use forms::shared_buffer::SharedBuffer;
 pub use handle::Communicator;
 pub use life::bootstrap::Builder;
 pub use life::close::AbortHandle;
+pub use life::membership::Membership;
 pub use work::message::{Envelope, Received};
 pub use work::{OwnedBuffer, OwnedSource, Work, WorkFuture};
 

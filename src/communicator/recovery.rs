@@ -21,18 +21,49 @@ use crate::rendezvous::{self, Store, TcpStore, TcpStoreServer};
 /// A check for a lost rank that all others wait for; it returns a description of that rank.
 pub(in crate::communicator) type PeerWatch = Box<dyn Fn() -> Option<String>>;
 
-/// A rank's own recovery listener, before the other ranks know of it.
-pub(in crate::communicator) struct RecoveryListener(std::result::Result<TcpListener, String>);
+/// A rank's own recovery listener, which all clones share.
+#[derive(Clone)]
+pub(in crate::communicator) struct RecoveryListener(Arc<Mutex<Own>>);
 
 impl RecoveryListener {
     /// Listens on this address, at a port that the system chooses. If that fails, the reason is kept for later errors.
     pub(in crate::communicator) fn new(listen: IpAddr) -> Self {
-        Self(rendezvous::listen(to_listen_on(listen)).map_err(|error| format!("listening on {listen}: {error}")))
+        let missing = |error| Own::Missing(format!("listening on {listen}: {error}"));
+        Self(Arc::new(Mutex::new(rendezvous::listen(to_listen_on(listen)).map_or_else(missing, Own::Closed))))
     }
 
     /// Returns the listener's address.
     pub(in crate::communicator) fn address(&self) -> Option<SocketAddr> {
-        self.0.as_ref().ok()?.local_addr().ok()
+        match &*event::lock(&self.0) {
+            Own::Missing(_) => None,
+            Own::Closed(listener) => listener.local_addr().ok(),
+            Own::Open(server) => Some(server.local_addr()),
+        }
+    }
+
+    /// Returns how many requests the store behind the listener has served; `None` if the listener is not open.
+    pub(in crate::communicator) fn requests_served(&self) -> Option<u64> {
+        match &*event::lock(&self.0) {
+            Own::Open(server) => Some(server.requests_served()),
+            _ => None,
+        }
+    }
+
+    /// Returns the address of the listener, which is opened for `doing` if necessary: from now on it serves a store.
+    fn open(&self, doing: &'static str, secret: Option<&Secret>) -> Result<SocketAddr> {
+        let mut own = event::lock(&self.0);
+        if let Own::Closed(listener) = &*own {
+            let opening = |error| Error::io(format!("{doing}: opening this rank's recovery listener"), error);
+            *own = Own::Open(TcpStoreServer::serve(listener.try_clone().map_err(opening)?, LINGER, secret)?);
+        }
+        match &*own {
+            Own::Open(server) => Ok(server.local_addr()),
+            Own::Closed(_) => Err(Error::argument(doing, "this rank's recovery listener did not open")),
+            Own::Missing(reason) => Err(Error::Unsupported {
+                what: doing.to_owned(),
+                reason: format!("this rank has no port to which other ranks could connect ({reason}); see Config::listen_address"),
+            }),
+        }
     }
 }
 
@@ -60,7 +91,30 @@ pub(in crate::communicator) struct RecoveryListeners {
     recovery_listeners: Vec<Option<SocketAddr>>,
     /// The secret that connecting ranks must know.
     secret: Option<Secret>,
-    own: Mutex<Own>,
+    own: RecoveryListener,
+}
+
+/// Finds out whether the process behind a recovery listener lives.
+pub(in crate::communicator) fn probe(address: &SocketAddr) -> Probe {
+    match TcpStream::connect_timeout(address, PROBE) {
+        Ok(_) => Probe::Alive,
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Probe::Gone,
+        Err(_) => Probe::NoAnswer,
+    }
+}
+
+/// Connects to the store behind a recovery listener; `patience` limits the wait for an answer.
+pub(in crate::communicator) fn connect(address: SocketAddr, patience: Duration, secret: Option<&Secret>) -> Result<Arc<TcpStore>> {
+    let (mut host, port) = (address.ip().to_string(), address.port());
+    if let SocketAddr::V6(address) = address
+        && address.scope_id() != 0
+    {
+        host += &format!("%{}", address.scope_id());
+    }
+    match secret {
+        Some(secret) => TcpStore::connect_with_secret(&host, port, patience, secret),
+        None => TcpStore::connect(&host, port, patience),
+    }
 }
 
 impl RecoveryListeners {
@@ -69,17 +123,12 @@ impl RecoveryListeners {
         recovery_listeners: Vec<Option<SocketAddr>>,
         secret: Option<Secret>,
     ) -> Self {
-        Self { recovery_listeners, secret, own: Mutex::new(recovery_listener.0.map_or_else(Own::Missing, Own::Closed)) }
+        Self { recovery_listeners, secret, own: recovery_listener }
     }
 
     /// Finds out whether the process behind a recovery listener lives.
     pub(in crate::communicator) fn probe(&self, place: usize) -> Probe {
-        let Some(address) = self.recovery_listeners[place] else { return Probe::NoAnswer };
-        match TcpStream::connect_timeout(&address, PROBE) {
-            Ok(_) => Probe::Alive,
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Probe::Gone,
-            Err(_) => Probe::NoAnswer,
-        }
+        self.recovery_listeners[place].as_ref().map_or(Probe::NoAnswer, probe)
     }
 
     /// Returns the store behind a recovery listener, if it is open; `patience` limits the wait for an answer.
@@ -89,40 +138,25 @@ impl RecoveryListeners {
         self.connect(address, patience).ok()
     }
 
-    fn connect(&self, address: SocketAddr, patience: Duration) -> Result<Arc<TcpStore>> {
-        let (mut host, port) = (address.ip().to_string(), address.port());
-        if let SocketAddr::V6(address) = address
-            && address.scope_id() != 0
-        {
-            host += &format!("%{}", address.scope_id());
-        }
-        match &self.secret {
-            Some(secret) => TcpStore::connect_with_secret(&host, port, patience, secret),
-            None => TcpStore::connect(&host, port, patience),
-        }
+    /// Connects to the store at `address`; `patience` limits the wait for an answer.
+    pub(in crate::communicator) fn connect(&self, address: SocketAddr, patience: Duration) -> Result<Arc<TcpStore>> {
+        connect(address, patience, self.secret.as_ref())
+    }
+
+    /// Returns the address of a recovery listener.
+    pub(in crate::communicator) fn address(&self, place: usize) -> Option<SocketAddr> {
+        self.recovery_listeners[place]
+    }
+
+    /// Returns this rank's recovery listener.
+    pub(in crate::communicator) fn own(&self) -> &RecoveryListener {
+        &self.own
     }
 
     /// Returns the store behind this rank's recovery listener, which is opened if necessary. A request may take as long
     /// as `patience`, because a process that was stopped finds its deadline already passed when it continues.
-    pub(in crate::communicator) fn host(&self, patience: Duration) -> Result<Arc<dyn Store>> {
-        Ok(self.connect(self.open()?, patience)?)
-    }
-
-    /// Returns the address of this rank's recovery listener, which is opened if necessary.
-    fn open(&self) -> Result<SocketAddr> {
-        let mut own = event::lock(&self.own);
-        if let Own::Closed(listener) = &*own {
-            let listener = listener.try_clone().map_err(|error| Error::io("shrink: opening this rank's recovery listener", error))?;
-            *own = Own::Open(TcpStoreServer::serve(listener, LINGER, self.secret.as_ref())?);
-        }
-        match &*own {
-            Own::Open(server) => Ok(server.local_addr()),
-            Own::Closed(_) => Err(Error::argument("shrink", "this rank's recovery listener did not open")),
-            Own::Missing(reason) => Err(Error::Unsupported {
-                what: "shrink".to_owned(),
-                reason: format!("this rank has no port to which other ranks could connect ({reason}); see Config::listen_address"),
-            }),
-        }
+    pub(in crate::communicator) fn host(&self, doing: &'static str, patience: Duration) -> Result<Arc<dyn Store>> {
+        Ok(self.connect(self.own.open(doing, self.secret.as_ref())?, patience)?)
     }
 }
 
@@ -153,6 +187,11 @@ impl RecoveryGroup {
 
     pub(in crate::communicator) fn visit(&self, rank: usize, patience: Duration) -> Option<Arc<TcpStore>> {
         self.listeners.visit(self.places[rank], patience)
+    }
+
+    /// Returns the address of a rank's recovery listener.
+    pub(in crate::communicator) fn address(&self, rank: usize) -> Option<SocketAddr> {
+        self.listeners.address(self.places[rank])
     }
 
     /// Returns a function that checks whether one of the ranks is gone.
@@ -191,18 +230,18 @@ mod tests {
         assert!(listeners.visit(0, SERVICE).is_none() && listeners.visit(2, SERVICE).is_none());
         drop(theirs);
         assert_eq!(listeners.probe(1), Probe::Gone);
-        listeners.host(SERVICE).unwrap().set("key", b"value").unwrap();
+        listeners.host("shrink", SERVICE).unwrap().set("key", b"value").unwrap();
         let store = listeners.visit(0, SERVICE).unwrap();
         assert_eq!(store.get("key", Duration::ZERO).unwrap(), b"value");
         // It stays open, with its contents.
-        assert_eq!(listeners.host(SERVICE).unwrap().get("key", Duration::ZERO).unwrap(), b"value");
+        assert_eq!(listeners.host("shrink", SERVICE).unwrap().get("key", Duration::ZERO).unwrap(), b"value");
     }
 
     #[test]
     fn a_rank_without_a_recovery_listener_says_why() {
         let recovery_listener = RecoveryListener::new(IpAddr::from([192, 0, 2, 1]));
         assert_eq!(recovery_listener.address(), None);
-        let error = RecoveryListeners::new(recovery_listener, vec![None], None).host(SERVICE).map(drop).unwrap_err();
+        let error = RecoveryListeners::new(recovery_listener, vec![None], None).host("shrink", SERVICE).map(drop).unwrap_err();
         assert!(error.is_unsupported() && error.to_string().contains("192.0.2.1"), "{error}");
     }
 }

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 pub(super) const PREFIX: &str = "COLLECTIVES_";
 
 /// The variables that are read, without [`PREFIX`]. Those for devices are included in every build.
-pub(super) const KNOWN: [&str; 20] = [
+pub(super) const KNOWN: [&str; 21] = [
     "ALGORITHM",
     "CHECK_DEVICE_CALLS",
     "CHECK_THREADS",
@@ -14,6 +14,7 @@ pub(super) const KNOWN: [&str; 20] = [
     "FLIGHT_RECORDER",
     "FLIGHT_RECORDER_DIR",
     "HOST_IDENTITY",
+    "JOIN",
     "LISTEN_ADDRESS",
     "METRICS",
     "NCCL_LIBRARY",

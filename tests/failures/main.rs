@@ -7,6 +7,7 @@ mod common;
 
 mod held_up_store;
 mod kills;
+mod membership;
 mod network;
 mod processes;
 mod resources;

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::Child;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ const PATIENCE: Duration = patience(60);
 pub(crate) struct Ranks {
     pub(crate) children: Vec<Child>,
     lines: Receiver<(usize, String)>,
+    sender: Sender<(usize, String)>,
     /// The threads that read what each rank prints.
     readers: Vec<Option<JoinHandle<()>>>,
     /// The lines that were read while waiting for a rank's end.
@@ -35,21 +36,25 @@ impl Ranks {
     }
 
     /// Takes over processes that were already started.
-    pub(crate) fn of(mut children: Vec<Child>) -> Self {
+    pub(crate) fn of(children: Vec<Child>) -> Self {
         let (sender, lines) = channel();
-        let mut readers = Vec::new();
-        for (rank, child) in children.iter_mut().enumerate() {
-            let (out, sender) = (BufReader::new(child.stdout.take().unwrap()), sender.clone());
-            readers.push(Some(std::thread::spawn(move || {
-                for line in out.lines().map_while(std::io::Result::ok) {
-                    match line.split_once('@') {
-                        Some((_, line)) => drop(sender.send((rank, line.to_owned()))),
-                        None => println!("rank {rank}: {line}"),
-                    }
+        let mut ranks = Self { children: Vec::new(), lines, sender, readers: Vec::new(), heard: Vec::new() };
+        children.into_iter().for_each(|child| ranks.add(child));
+        ranks
+    }
+
+    /// Takes over another process, as the next rank.
+    pub(crate) fn add(&mut self, mut child: Child) {
+        let (rank, out, sender) = (self.children.len(), BufReader::new(child.stdout.take().unwrap()), self.sender.clone());
+        self.children.push(child);
+        self.readers.push(Some(std::thread::spawn(move || {
+            for line in out.lines().map_while(std::io::Result::ok) {
+                match line.split_once('@') {
+                    Some((_, line)) => drop(sender.send((rank, line.to_owned()))),
+                    None => println!("rank {rank}: {line}"),
                 }
-            })));
-        }
-        Self { children, lines, readers, heard: Vec::new() }
+            }
+        })));
     }
 
     /// Returns the next line of any rank.

@@ -22,6 +22,7 @@ mod lent_buffers;
 mod many;
 mod matrix;
 mod mean;
+mod membership;
 mod messages;
 #[cfg(feature = "cuda")]
 mod no_device;

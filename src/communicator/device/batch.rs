@@ -164,7 +164,7 @@ impl Communicator {
     fn admit_batch<'s>(&'s self, batch: &Batch<'_>) -> Result<(&'s DeviceBackend, &'s Arc<CudaStream>)> {
         let backend = self.backend("group")?;
         for call in &batch.calls {
-            self.admit(backend, call)?;
+            self.check_call(backend, call)?;
         }
         batch.check_devices(backend)?;
         for DeviceMessage { message, .. } in &batch.messages {

@@ -126,7 +126,7 @@ impl Communicator {
     }
 
     /// Checks everything that can be checked before a call is queued.
-    pub(super) fn admit(&self, backend: &DeviceBackend, call: &DeviceCall<'_>) -> Result<()> {
+    pub(super) fn check_call(&self, backend: &DeviceBackend, call: &DeviceCall<'_>) -> Result<()> {
         let kind = call.job.call.kind;
         self.check_stream(backend, kind.name())?;
         for (what, context) in call.contexts() {
@@ -205,7 +205,7 @@ impl Communicator {
         let kind = call.job.call.kind;
         let backend = self.backend(kind.name())?;
         let stream = self.device_stream(backend);
-        self.admit(backend, call)?;
+        self.check_call(backend, call)?;
         hold.refuse_if_over(backend, &|| call.job.call.to_string())?;
         let mut guards = Guards::new(hold);
         ordered(call, &backend.gpu().context, stream, &mut guards)?;

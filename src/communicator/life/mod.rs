@@ -4,6 +4,7 @@
 pub(in crate::communicator) mod bootstrap;
 pub(in crate::communicator) mod close;
 mod lane;
+pub(in crate::communicator) mod membership;
 mod shrink;
 mod split;
 mod store;

@@ -171,7 +171,7 @@ impl Communicator {
 
     /// Makes a communicator while no other thread's call runs: on devices NCCL splits between calls, at the same point
     /// on every rank.
-    fn making<R>(&self, call: &'static str, make: impl FnOnce() -> Result<R>) -> Result<R> {
+    pub(super) fn making<R>(&self, call: &'static str, make: impl FnOnce() -> Result<R>) -> Result<R> {
         #[cfg(feature = "cuda")]
         let _turn = self.device_turn(call)?;
         self.composite(call, make)

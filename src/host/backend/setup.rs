@@ -79,6 +79,11 @@ impl HostBackend {
     /// Number of exchanges that [`HostBackend::connect`] takes part in, whatever the topology.
     pub(crate) const EXCHANGES: usize = 4;
 
+    /// Describes the parts of a rank's settings that all ranks must share, and the version of the data that they exchange.
+    pub(crate) fn shared_settings(config: &Config) -> String {
+        format!("protocol version {VERSION}, {}", HostFacts::settings_of(config))
+    }
+
     /// Connects this rank with the others of the exchange. Returns its backend, and the connector for its messages.
     /// Every rank calls it.
     pub(crate) fn connect(exchange: &mut dyn Exchange, setup: &BackendSetup<'_>, deadline: &Deadline) -> Result<(Self, MessageConnector)> {

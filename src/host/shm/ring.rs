@@ -300,7 +300,7 @@ pub(in crate::host) mod tests {
     fn frames_arrive_whole_whichever_way_they_are_written_and_read() {
         let seed = 0x5eed_0018;
         let (mut a, mut b) = pair(2);
-        let frames = 20_000 / LESS;
+        let frames = 2000 / LESS;
         let received = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             scope.spawn(|| {

@@ -38,9 +38,9 @@ use crate::rendezvous::{self, JobStore, MemoryStore, PrefixStore, Rendezvous, St
 #[derive(Debug, Clone, Default)]
 #[must_use]
 pub struct Builder {
-    config: Config,
+    pub(in crate::communicator::life) config: Config,
     #[cfg(feature = "cuda")]
-    device: Option<DeviceRequest>,
+    pub(in crate::communicator::life) device: Option<DeviceRequest>,
 }
 
 impl Communicator {
@@ -69,6 +69,9 @@ impl Communicator {
     /// comm.close()
     /// # }
     /// ```
+    ///
+    /// If `COLLECTIVES_JOIN` is set, for example to `10.0.0.1:40123`, this process joins a running job instead, like
+    /// [`join`](Self::join).
     ///
     /// # Errors
     ///
@@ -186,15 +189,6 @@ impl Builder {
     pub fn require_device(mut self, choice: DeviceChoice) -> Self {
         self.device = Some(DeviceRequest { choice, required: true });
         self
-    }
-
-    /// Joins a job with these settings, like [`Communicator::from_env`].
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`Communicator::from_env`].
-    pub fn from_env(self) -> Result<Communicator> {
-        self.from_url("env://")
     }
 
     /// Joins a job with these settings, like [`Communicator::from_url`].

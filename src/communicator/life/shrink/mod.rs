@@ -59,6 +59,7 @@ use crate::host::health::forked;
 use crate::observe::LIFE;
 use crate::rendezvous::Store;
 use protocol::{Given, GroupSetup, Shrinking, World};
+use status::{Status, status_key};
 
 impl Communicator {
     /// Makes a new communicator of the remaining ranks, in their old order and numbered from 0 without gaps. It works
@@ -111,8 +112,20 @@ impl Communicator {
     fn shrink_host(&self) -> Result<Self> {
         crate::base::event::info!(target: LIFE, communicator = self.core.shared.recorder.name(), rank = self.rank(), "shrinking");
         self.abort();
-        let prefix = self.core.shared.id.iter().fold("shrink/".to_owned(), |text, byte| format!("{text}{byte:02x}"));
-        Shrinking::new(self, self.rank(), prefix, self.timeout(), self.given_up()).run()
+        Shrinking::new(self, self.rank(), self.shrink_prefix(), self.timeout(), self.given_up()).run()
+    }
+
+    /// Returns the prefix of the keys of a shrink of this communicator.
+    fn shrink_prefix(&self) -> String {
+        self.core.shared.id.iter().fold("shrink/".to_owned(), |text, byte| format!("{text}{byte:02x}"))
+    }
+
+    /// Publishes at this rank's recovery listener that all ranks of this communicator have continued in another one. A
+    /// rank that does not know this and shrinks the communicator gets `LeftBehind`.
+    pub(super) fn publish_successor(&self) -> Result<()> {
+        let store = self.core.shared.recovery.listeners.host("admit", self.timeout())?;
+        let status = Status::Over((0..self.world_size()).collect());
+        store.set(&status_key(&self.shrink_prefix()), status.to_string().as_bytes())
     }
 
     /// Returns the ranks that were reported as missing when this communicator ended.
@@ -177,7 +190,7 @@ impl World for Communicator {
     }
 
     fn host(&self) -> Result<Arc<dyn Store>> {
-        self.core.shared.recovery.listeners.host(self.timeout())
+        self.core.shared.recovery.listeners.host("shrink", self.timeout())
     }
 
     fn pause(&self, limit: Duration) {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::status::{Status, list, parse};
+use super::status::{Status, list, parse, status_key};
 use crate::base::deadline::Deadline;
 use crate::base::tuning::recovery::ANSWER;
 use crate::base::tuning::shrink::{GRACE, LONG, LONGEST_PAUSE, LOOK_FURTHER, LOOKS, PAUSE, SLICE};
@@ -144,7 +144,7 @@ impl<'a, W: World> Shrinking<'a, W> {
     }
 
     fn read_status(&self, store: &dyn Store) -> Result<Option<Status>> {
-        let key = self.key("status");
+        let key = status_key(&self.prefix);
         if !store.check(&[&key])? {
             return Ok(None);
         }
@@ -158,7 +158,7 @@ impl<'a, W: World> Shrinking<'a, W> {
 
     /// Publishes this rank's progress at its own recovery listener.
     fn say(&self, store: &dyn Store, status: &Status) -> Result<()> {
-        store.set(&self.key("status"), status.to_string().as_bytes())
+        store.set(&status_key(&self.prefix), status.to_string().as_bytes())
     }
 
     /// Finds out whether a rank's process is gone.

@@ -19,6 +19,11 @@ pub(super) enum Status {
     Over(Vec<usize>),
 }
 
+/// Returns the key of a rank's status, for a shrink whose keys have this prefix.
+pub(super) fn status_key(prefix: &str) -> String {
+    format!("{prefix}/status")
+}
+
 impl Status {
     pub(super) fn parse(text: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(text).ok()?;

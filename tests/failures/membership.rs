@@ -1,0 +1,268 @@
+//! Jobs whose ranks come and go as processes: killed, stopped while they wait, and admitted.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::SocketAddr;
+
+use collectives::{Communicator, Error, Membership, ReduceOp, Result};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::common::random::Random;
+use crate::common::ranks::{Wiring, is_rank_of, spawn_rank};
+use crate::processes::Ranks;
+
+/// The variable with the addresses at which a process joins. Processes without it begin the job.
+const ADDRESSES: &str = "COLLECTIVES_TEST_JOIN";
+
+/// Runs one process, whose number is in `RANK`. It works, admits, and prints who the members are when that changes.
+fn rank_of_a_job_that_changes(wiring: Wiring) {
+    let id: u64 = std::env::var("RANK").unwrap().parse().unwrap();
+    let builder = wiring.builder(id as usize);
+    let mut comm = match std::env::var(ADDRESSES) {
+        Ok(addresses) => {
+            println!("@asks");
+            let addresses: Vec<SocketAddr> = addresses.split(',').map(|address| address.parse().unwrap()).collect();
+            builder.join(&addresses[..]).unwrap().communicator
+        }
+        Err(_) => builder.from_env().unwrap(),
+    };
+    println!("@address {}", comm.join_address().unwrap());
+    let mut known = Vec::new();
+    loop {
+        let error = match work_and_admit(&comm, id, &mut known) {
+            Ok(membership) => {
+                comm = membership.communicator;
+                continue;
+            }
+            Err(error) => error,
+        };
+        let admitted = match error {
+            error if error.is_peer_lost() || matches!(error, Error::Aborted { .. }) => comm.admit(),
+            error => Err(error),
+        };
+        match admitted {
+            Ok(membership) => comm = membership.communicator,
+            Err(Error::LeftBehind { .. }) => {
+                println!("@left behind");
+                return;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Makes some calls, checks each result, and admits who waits.
+fn work_and_admit(comm: &Communicator, id: u64, known: &mut Vec<u64>) -> Result<Membership> {
+    let mut members = vec![0_u64; comm.world_size()];
+    comm.all_gather_into(&id, &mut members)?;
+    assert_eq!(members[comm.rank()], id);
+    if members != *known {
+        println!("@members {members:?}");
+        known.clone_from(&members);
+    }
+    for round in 0_u64..4 {
+        let mut x = vec![id + round; if round == 3 { 50_000 } else { 3 }];
+        comm.all_reduce(&mut x, ReduceOp::Sum)?;
+        let sum: u64 = members.iter().map(|id| id + round).sum();
+        assert!(x.iter().all(|x| *x == sum), "{id} of {members:?} in round {round}: {} is not {sum}", x[0]);
+    }
+    comm.admit()
+}
+
+/// The processes of a job that changes, and what they have printed last.
+struct Job {
+    name: &'static str,
+    ranks: Ranks,
+    /// The processes that live, with their last list of members. It is empty for those that are not admitted yet.
+    living: BTreeMap<usize, String>,
+    addresses: BTreeMap<usize, String>,
+}
+
+impl Job {
+    /// Starts a job, and waits until it works.
+    fn start(name: &'static str, world_size: usize) -> Self {
+        let living = (0..world_size).map(|rank| (rank, String::new())).collect();
+        let mut job = Self { name, ranks: Ranks::spawn(name, world_size), living, addresses: BTreeMap::new() };
+        job.settle("it has begun");
+        job
+    }
+
+    /// Starts a process that joins at the address of a member, or of the others if that member is gone. Returns when the
+    /// process is about to ask.
+    fn add_at(&mut self, member: usize) -> usize {
+        let id = self.ranks.children.len();
+        let others = self.addresses.iter().filter(|(rank, _)| **rank != member).map(|(_, address)| address);
+        let addresses: Vec<&str> = std::iter::once(&self.addresses[&member]).chain(others).map(String::as_str).collect();
+        self.ranks.add(spawn_rank(self.name, id, 1, 1, &[(ADDRESSES, addresses.join(","))]));
+        self.living.insert(id, String::new());
+        while self.next("the newcomer asks") != (id, "asks".to_owned()) {}
+        id
+    }
+
+    fn kill(&mut self, rank: usize) {
+        self.ranks.children[rank].kill().unwrap();
+        self.living.remove(&rank);
+        self.addresses.remove(&rank);
+    }
+
+    fn signal(&self, rank: usize, signal: Signal) {
+        kill_process(Pid::from_raw(self.ranks.children[rank].id() as i32).unwrap(), signal).unwrap();
+    }
+
+    /// Takes the next line of any process.
+    fn next(&mut self, what: &str) -> (usize, String) {
+        let (rank, line) = self.ranks.next(what);
+        if !self.living.contains_key(&rank) {
+            return (rank, line);
+        }
+        if let Some(members) = line.strip_prefix("members ") {
+            self.living.insert(rank, members.to_owned());
+        } else if let Some(address) = line.strip_prefix("address ") {
+            self.addresses.insert(rank, address.to_owned());
+        } else if line == "left behind" {
+            self.living.remove(&rank);
+            self.addresses.remove(&rank);
+        }
+        (rank, line)
+    }
+
+    /// Waits until all processes that live, except `outside`, are one communicator. Returns its members in order.
+    fn settle_without(&mut self, outside: &[usize], what: &str) -> Vec<usize> {
+        loop {
+            let inside: Vec<usize> = self.living.keys().copied().filter(|rank| !outside.contains(rank)).collect();
+            let lists: Vec<&String> = inside.iter().map(|rank| &self.living[rank]).collect();
+            let members: Vec<usize> =
+                lists[0].trim_matches(['[', ']']).split(", ").filter(|id| !id.is_empty()).map(|id| id.parse().unwrap()).collect();
+            let mut sorted = members.clone();
+            sorted.sort_unstable();
+            if sorted == inside && lists.iter().all(|list| *list == lists[0]) && inside.iter().all(|rank| self.addresses.contains_key(rank))
+            {
+                return members;
+            }
+            self.next(what);
+        }
+    }
+
+    fn settle(&mut self, what: &str) -> Vec<usize> {
+        self.settle_without(&[], what)
+    }
+
+    /// Returns how many descriptors, threads and mappings a process has.
+    fn resources(&self, rank: usize) -> [usize; 3] {
+        let count = |folder: &str| fs::read_dir(format!("/proc/{}/{folder}", self.ranks.children[rank].id())).unwrap().count();
+        let mappings = fs::read_to_string(format!("/proc/{}/maps", self.ranks.children[rank].id())).unwrap().lines().count();
+        [count("fd"), count("task"), mappings]
+    }
+}
+
+/// Kills, adds and replaces processes while the job works.
+fn ranks_come_and_go(name: &'static str, wiring: Wiring) {
+    if is_rank_of(name) {
+        return rank_of_a_job_that_changes(wiring);
+    }
+    let mut job = Job::start(name, 3);
+    job.add_at(1);
+    assert_eq!(job.settle("one has joined"), [0, 1, 2, 3]);
+    job.kill(0);
+    assert_eq!(job.settle("the others continue without the first"), [1, 2, 3]);
+    job.add_at(3);
+    assert_eq!(job.settle("one has joined at a former newcomer"), [1, 2, 3, 4]);
+    // One call leaves out who is gone, and lets in who waits.
+    job.signal(1, Signal::STOP);
+    job.add_at(2);
+    job.kill(4);
+    job.signal(1, Signal::CONT);
+    assert_eq!(job.settle("one is replaced"), [1, 2, 3, 5]);
+    for rank in [1, 2, 3] {
+        job.kill(rank);
+    }
+    assert_eq!(job.settle("a former newcomer continues alone"), [5]);
+    job.add_at(5);
+    assert_eq!(job.settle("it is joined by another"), [5, 6]);
+}
+
+#[test]
+fn ranks_come_and_go_in_shm() {
+    ranks_come_and_go("membership::ranks_come_and_go_in_shm", Wiring::Shm);
+}
+
+#[test]
+fn ranks_come_and_go_over_tcp() {
+    ranks_come_and_go("membership::ranks_come_and_go_over_tcp", Wiring::Tcp);
+}
+
+#[test]
+#[cfg(feature = "encryption")]
+fn ranks_come_and_go_over_encrypted_tcp() {
+    ranks_come_and_go("membership::ranks_come_and_go_over_encrypted_tcp", Wiring::Encrypted);
+}
+
+#[test]
+fn newcomers_that_are_stopped_or_die_hold_up_nobody() {
+    const NAME: &str = "membership::newcomers_that_are_stopped_or_die_hold_up_nobody";
+    if is_rank_of(NAME) {
+        return rank_of_a_job_that_changes(Wiring::Tcp);
+    }
+    let mut job = Job::start(NAME, 2);
+    let stopped = job.add_at(0);
+    job.signal(stopped, Signal::STOP);
+    let dead = job.add_at(1);
+    job.kill(dead);
+    let joined = job.add_at(1);
+    // The stopped one may have been admitted before it was stopped. If so, it ends the communicator when it is killed.
+    if job.living[&stopped].is_empty() {
+        assert_eq!(job.settle_without(&[stopped], "another one has joined"), [0, 1, joined]);
+        job.signal(stopped, Signal::CONT);
+        assert_eq!(job.settle("the stopped one has joined"), [0, 1, joined, stopped]);
+    }
+}
+
+/// Makes random changes, of which several may come at once.
+fn random_changes(name: &'static str, wiring: Wiring) {
+    if is_rank_of(name) {
+        return rank_of_a_job_that_changes(wiring);
+    }
+    let changes = std::env::var("COLLECTIVES_SOAK_CHANGES").map_or(12, |text| text.parse().unwrap());
+    let (mut random, seed) = Random::new();
+    println!("{name}: seed {seed}, {changes} changes");
+    let mut job = Job::start(name, 3);
+    let (mut before, mut has_grown) = (None, false);
+    for change in 0..changes {
+        let members = job.settle("the job works");
+        // After it has grown and shrunk once, a process of a job of two has what it will always have.
+        if has_grown && members.len() == 2 && before.is_none() {
+            before = Some((members[0], job.resources(members[0])));
+        }
+        let adds = members.len() < 2 || members.len() < 6 && random.below(2) == 0;
+        println!("{name}: change {change}: {members:?} {}", if adds { "grows" } else { "shrinks" });
+        if adds {
+            let added = job.add_at(members[random.below(members.len())]);
+            has_grown = true;
+            match random.below(4) {
+                0 => job.kill(added),
+                1 if members.len() > 1 => job.kill(members[random.below(members.len())]),
+                _ => {}
+            }
+        } else {
+            job.kill(members[random.below(members.len())]);
+        }
+    }
+    let members = job.settle("the job works after all changes");
+    let Some((rank, before)) = before.filter(|(rank, _)| members.contains(rank)) else { return };
+    members.iter().filter(|member| **member != rank).skip(1).for_each(|member| job.kill(*member));
+    if job.settle("two are left").len() == 2 {
+        let after = job.resources(rank);
+        println!("{name}: descriptors, threads and mappings of process {rank}: {before:?}, then {after:?}");
+        assert!(after.iter().zip(before).all(|(after, before)| *after <= before + 4), "{before:?}, then {after:?}; seed {seed}");
+    }
+}
+
+#[test]
+fn random_changes_in_shm_leave_right_sums_and_nothing_behind() {
+    random_changes("membership::random_changes_in_shm_leave_right_sums_and_nothing_behind", Wiring::Shm);
+}
+
+#[test]
+fn random_changes_over_tcp_leave_right_sums_and_nothing_behind() {
+    random_changes("membership::random_changes_over_tcp_leave_right_sums_and_nothing_behind", Wiring::Tcp);
+}
