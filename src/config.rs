@@ -115,8 +115,8 @@ impl fmt::Display for Waiting {
 /// ```
 ///
 /// **Use the same settings on every rank.** Only the following settings may differ: `timeout`, `waiting`,
-/// `check_threads`, `flight_recorder_calls`, `flight_recorder_dir`, `stall_warning`, `observer`, `trace`, `trace_dir`,
-/// `device_scratch_bytes`, `listen_address` and `host_identity`. When the ranks start, they compare `transport`,
+/// `check_threads`, `flight_recorder_calls`, `flight_recorder_dir`, `stall_warning`, `status_socket`, `observer`,
+/// `trace`, `trace_dir`, `metrics_dir`, `device_scratch_bytes`, `listen_address` and `host_identity`. When the ranks start, they compare `transport`,
 /// `reproducible`, `algorithms`, `encrypt` and `check_device_calls`. The start fails with [`Conflict`](Error::Conflict)
 /// if these settings differ, and with [`Unauthorized`](Error::Unauthorized) if the secrets differ. If the store is
 /// served over TCP, the server notices a rank with a different `encrypt` before this comparison. The server then
@@ -240,6 +240,12 @@ pub struct Config {
     /// only to `tracing`. Zero: never. Default: 30 seconds. Variable: `COLLECTIVES_STALL_WARNING` (seconds, `0` for
     /// never).
     pub stall_warning: Duration,
+    /// Whether the process answers `collperf ps`, which shows the calls of running jobs. The first communicator of a
+    /// process opens a Unix socket and starts a thread, which sleeps until a program asks. Only programs of the same
+    /// user, or of root, get an answer. If the flight recorder is off, there is no answer. If the system refuses the
+    /// socket or the thread, the communicator works without them. Default: on. Variable: `COLLECTIVES_STATUS_SOCKET`
+    /// (`0` or `1`).
+    pub status_socket: bool,
     /// Receives the figures of every call when the call has ended; see [`observe`](crate::observe). Communicators made
     /// from this communicator also report to this observer. Default: `None`.
     ///
@@ -259,6 +265,11 @@ pub struct Config {
     /// gone. If a folder is set, `trace` is on as well. If the process crashes or calls `exit` while a communicator
     /// still exists, no file is written. Default: `None`. Variable: `COLLECTIVES_TRACE`.
     pub trace_dir: Option<PathBuf>,
+    /// The folder in which each process keeps a file `collectives-HOST-PID.prom` with live metrics: calls, bytes and
+    /// seconds by communicator, backend and kind, errors, and how long the oldest call has waited. The file is OpenMetrics
+    /// text. It is written about every five seconds, and when the last communicator ends. It remains when the process has ended.
+    /// Costs each call as much as an `observer` does. Default: `None`. Variable: `COLLECTIVES_METRICS`.
+    pub metrics_dir: Option<PathBuf>,
     /// The secret of the job. To connect to each other, every rank of the job and the server of the store must know
     /// this secret. Default: `None`, no check. Variables: `COLLECTIVES_SECRET`, or `COLLECTIVES_SECRET_FILE` (see
     /// [`Secret::from_file`]).
@@ -345,9 +356,11 @@ impl Default for Config {
             flight_recorder_calls: 1024,
             flight_recorder_dir: None,
             stall_warning: Duration::from_secs(30),
+            status_socket: true,
             observer: None,
             trace: false,
             trace_dir: None,
+            metrics_dir: None,
             secret: None,
             encrypt: false,
             #[cfg(feature = "cuda")]
@@ -421,8 +434,12 @@ impl Config {
         }
         self.flight_recorder_dir = self.flight_recorder_dir.or_else(|| read("COLLECTIVES_FLIGHT_RECORDER_DIR").map(PathBuf::from));
         self.trace_dir = self.trace_dir.or_else(|| read("COLLECTIVES_TRACE").map(PathBuf::from));
+        self.metrics_dir = self.metrics_dir.or_else(|| read("COLLECTIVES_METRICS").map(PathBuf::from));
         if self.stall_warning == default.stall_warning {
             self.stall_warning = seconds(read, "COLLECTIVES_STALL_WARNING")?.unwrap_or(self.stall_warning);
+        }
+        if self.status_socket == default.status_socket && read(STATUS_SOCKET).is_some() {
+            self.status_socket = switch(read, STATUS_SOCKET)?;
         }
         if self.timeout == default.timeout {
             self.timeout = seconds(read, "COLLECTIVES_TIMEOUT")?.unwrap_or(self.timeout);
@@ -449,6 +466,9 @@ impl Config {
 
 /// The variable that turns the check of threads on or off.
 const CHECK_THREADS: &str = "COLLECTIVES_CHECK_THREADS";
+
+/// The variable that turns the answers to `collperf ps` on or off.
+const STATUS_SOCKET: &str = "COLLECTIVES_STATUS_SOCKET";
 
 /// The variable that turns encryption on.
 const ENCRYPT: &str = "COLLECTIVES_ENCRYPT";

@@ -89,8 +89,10 @@ pub mod interop;
 #[path = "../tests/common/meeting.rs"]
 #[allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "the integration tests share it")]
 mod meeting;
+mod metrics;
 pub mod observe;
 mod rendezvous;
+mod status;
 
 pub use authentication::Secret;
 pub use call::Collective;

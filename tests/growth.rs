@@ -52,6 +52,8 @@ fn start(n: usize, transport: Transport) -> Cost {
                     .configure(|config| {
                         config.transport = transport;
                         config.timeout = LONG;
+                        // One socket of the process, however many ranks it has.
+                        config.status_socket = false;
                     })
                     .with_store(Arc::clone(store) as _, rank, n);
                 all_here.wait();

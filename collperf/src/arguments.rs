@@ -23,8 +23,9 @@ pub(crate) const IS_ONE_RANK: &str = "--is-one-rank";
 /// signal N ended the run, such as 130 after Ctrl-C, or 141 if no process reads the output any more, as with head.
 ///
 /// `collperf --explain-hang FOLDER` measures nothing: it reads the flight records that ranks have written there, and
-/// reports which rank hung in which call. `collperf trace FOLDER` merges the traces that ranks have written, and
-/// `collperf report A.json B.json` compares two results (`collperf report CELLS.csv` those of several libraries).
+/// reports which rank hung in which call. `collperf ps` asks the ranks of running jobs where they are. `collperf trace
+/// FOLDER` merges the traces that ranks have written, and `collperf report A.json B.json` compares two results
+/// (`collperf report CELLS.csv` those of several libraries).
 /// `collperf doctor` reports what this machine has and lacks, and whether ranks can reach each other; `collperf pairs`
 /// measures every pair of hosts and names the slow ones; `collperf stragglers` names the rank that others wait for;
 /// `collperf install-links FOLDER` makes links with the names of nccl-tests' programs. Each of these has its own

@@ -19,6 +19,7 @@ mod machine;
 mod output_file;
 mod pairs;
 mod process;
+mod ps;
 #[cfg(test)]
 mod random;
 mod report;
@@ -57,6 +58,7 @@ fn main() -> ExitCode {
         Some("trace") => perform(others, trace::run),
         Some("install-links") => perform(others, links::install),
         Some("doctor") => perform(others, doctor::run),
+        Some("ps") => perform(others, ps::run),
         Some("pairs") => perform(others, pairs::run),
         Some("stragglers") => perform(others, stragglers::run),
         _ => perform(words, start::start),

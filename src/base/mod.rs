@@ -6,6 +6,7 @@ pub(crate) mod fork;
 pub(crate) mod own_thread;
 pub(crate) mod random;
 pub(crate) mod regular_file;
+pub(crate) mod socket_user;
 pub(crate) mod sync;
 pub(crate) mod ticket_lock;
 pub(crate) mod tuning;

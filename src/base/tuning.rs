@@ -605,6 +605,38 @@ pub(crate) mod flight {
     pub(crate) const SHARE: u64 = 10;
 }
 
+/// Files of metrics.
+pub(crate) mod metrics {
+    use std::time::Duration;
+
+    /// The time between two writes of a process's file.
+    pub(crate) const EVERY: Duration = Duration::from_secs(5);
+    /// Communicators with counters of their own, by name and rank. Each takes about 5 KiB.
+    pub(crate) const GROUPS: usize = 1024;
+    /// The time after which a lock counts as lost in a fork.
+    pub(crate) const LOCK: Duration = Duration::from_secs(5);
+}
+
+/// The answers to `collperf ps`.
+pub(crate) mod status {
+    use std::time::Duration;
+
+    /// Records of each kind of every communicator in an answer, in addition to the calls that have not ended.
+    pub(crate) const RECORDS: usize = 128;
+    /// Older calls of each kind that have not ended, at most.
+    pub(crate) const UNFINISHED: usize = 128;
+    /// The size of an answer beyond which it contains no other communicator, in bytes.
+    pub(crate) const BYTES: usize = 4 << 20;
+    /// Connections that the kernel queues until they are accepted, as while the process is stopped.
+    pub(crate) const BACKLOG: i32 = 64;
+    /// The time in which a process that has asked must read the answer.
+    pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
+    /// The pause after a connection of another user, who could otherwise keep the thread busy.
+    pub(crate) const AFTER_REFUSAL: Duration = Duration::from_millis(10);
+    /// The pause before the next try if the process has no descriptor or memory for a connection.
+    pub(crate) const WITHOUT_RESOURCES: Duration = Duration::from_secs(1);
+}
+
 /// Start-up.
 pub(crate) mod bootstrap {
     use std::time::Duration;

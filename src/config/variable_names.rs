@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 pub(super) const PREFIX: &str = "COLLECTIVES_";
 
 /// The variables that are read, without [`PREFIX`]. Those for devices are included in every build.
-pub(super) const KNOWN: [&str; 19] = [
+pub(super) const KNOWN: [&str; 21] = [
     "ALGORITHM",
     "CHECK_DEVICE_CALLS",
     "CHECK_THREADS",
@@ -19,12 +19,14 @@ pub(super) const KNOWN: [&str; 19] = [
     "HOST_IDENTITY",
     "JOIN",
     "LISTEN_ADDRESS",
+    "METRICS",
     "NCCL_LIBRARY",
     "REPRODUCIBLE",
     "SECRET",
     "SECRET_FILE",
     "SILENCE_TIMEOUT",
     "STALL_WARNING",
+    "STATUS_SOCKET",
     "TIMEOUT",
     "TRACE",
     "TRANSPORT",

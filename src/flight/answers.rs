@@ -6,7 +6,8 @@ use std::time::Duration;
 use super::clock::Timeline;
 use super::record::{Backend, Record, State};
 use super::ring::{Raw, Ring, Stage};
-use super::{Flight, Kept, Slowly, file};
+use super::{Flight, Json, Kept, Slowly, file};
+use crate::base::tuning::flight::LOOKED_AT;
 use crate::call::Call;
 use crate::error::{Error, Result};
 
@@ -14,23 +15,61 @@ impl Flight {
     /// Returns all records: collectives, then messages, then device calls, each oldest first. Background calls that the
     /// worker has not begun yet come last.
     pub(crate) fn records(&self) -> Vec<Record> {
+        self.records_among(|raws| raws)
+    }
+
+    /// Does the same for the records of each ring that `choose` returns.
+    fn records_among(&self, choose: impl Fn(Vec<Raw>) -> Vec<Raw>) -> Vec<Record> {
         if !self.is_on() || self.is_foreign() {
             return Vec::new();
         }
         let line = Timeline::new();
-        let collectives = self.collectives.read();
+        let collectives = choose(self.collectives.read());
         let slowly = self.slowly();
         let next = collectives.last().map_or(0, |raw| raw.what[0] + 1);
         let mut records = Vec::with_capacity(collectives.len() + slowly.queued.len());
         records.extend(collectives.iter().filter_map(|raw| described(raw, Kept::Collective, &line, &slowly)));
         for (ring, kept) in [(&self.messages, Kept::Message), (&self.device, Kept::Device)] {
-            let raws = ring.get().map_or_else(Vec::new, Ring::read);
+            let raws = choose(ring.get().map_or_else(Vec::new, Ring::read));
             records.extend(raws.iter().filter_map(|raw| described(raw, kept, &line, &slowly)));
         }
         let begun = self.collectives.begun();
         let queued = slowly.queued.iter().zip(0..);
         records.extend(queued.filter_map(|((call, since), ahead)| waiting_for_its_turn(call, *since, next + ahead, begun + ahead)));
         records
+    }
+
+    /// Writes the latest records as an object, in the form of the file: the last `most` of each kind, and up to
+    /// `unfinished` older calls of each kind that have not ended.
+    pub(crate) fn describe(&self, json: &mut Json, most: usize, unfinished: usize) {
+        let Some(about) = self.about.get() else { return };
+        let records = self.records_among(|raws| latest(raws, most, unfinished));
+        file::add(json, about, "asked for by collperf ps", &records);
+    }
+
+    /// Returns how long the oldest of the latest calls that have not ended has taken; zero if there is none. A device call
+    /// that an ended one follows does not count, because its stream may not be followed.
+    pub(crate) fn longest_wait(&self) -> Duration {
+        if !self.is_on() || self.is_foreign() {
+            return Duration::ZERO;
+        }
+        let line = Timeline::new();
+        let mut open: Vec<Raw> = [Some(&self.collectives), self.messages.get()]
+            .into_iter()
+            .flatten()
+            .flat_map(|ring| ring.read_last(LOOKED_AT))
+            .filter(Raw::is_under_way)
+            .collect();
+        let queued = self.device.get().map_or_else(Vec::new, Ring::read);
+        open.extend(queued.into_iter().rev().take_while(Raw::is_under_way));
+        let waited = open.iter().filter_map(|raw| line.now().checked_sub(line.nanoseconds(raw.started)?));
+        Duration::from_nanos(waited.max().unwrap_or(0))
+    }
+
+    /// Whether one of the latest calls has not ended.
+    pub(crate) fn is_busy(&self) -> bool {
+        let rings = [Some(&self.collectives), self.messages.get(), self.device.get()];
+        rings.into_iter().flatten().any(|ring| ring.read_last(LOOKED_AT).iter().any(Raw::is_under_way))
     }
 
     /// Returns the communicator's name.
@@ -76,6 +115,15 @@ impl Flight {
             Err(error) => crate::base::event::warn!(%error, "the flight record could not be written"),
         }
     }
+}
+
+/// Returns the last `most` records, preceded by the newest `unfinished` of the older ones that have not ended.
+fn latest(raws: Vec<Raw>, most: usize, unfinished: usize) -> Vec<Raw> {
+    let (older, newest) = raws.split_at(raws.len().saturating_sub(most));
+    let mut chosen: Vec<Raw> = older.iter().rev().filter(|raw| raw.is_under_way()).take(unfinished).copied().collect();
+    chosen.reverse();
+    chosen.extend_from_slice(newest);
+    chosen
 }
 
 /// Whether an error involves other ranks, so that their records help to explain it.

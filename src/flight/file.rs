@@ -48,6 +48,12 @@ pub(crate) fn write_whole(folder: &Path, name: &str, text: &str, what: &str) -> 
 /// Returns the text of the file.
 fn to_json(about: &About, reason: &str, records: &[Record]) -> String {
     let mut json = Json::default();
+    add(&mut json, about, reason, records);
+    json.into_text()
+}
+
+/// Writes the records of one rank and communicator as an object.
+pub(super) fn add(json: &mut Json, about: &About, reason: &str, records: &[Record]) {
     json.object(|json| {
         json.key("format").text(FORMAT);
         json.key("version").number(VERSION);
@@ -66,7 +72,6 @@ fn to_json(about: &About, reason: &str, records: &[Record]) -> String {
         json.key("ranks").array(about.peers.iter(), peer);
         json.key("entries").array(records, entry);
     });
-    json.into_text()
 }
 
 /// Writes the numbers of the last collectives on the host.
@@ -149,6 +154,11 @@ impl Json {
     pub(crate) fn into_text(mut self) -> String {
         self.text.push('\n');
         self.text
+    }
+
+    /// Returns the number of bytes written so far.
+    pub(crate) fn len(&self) -> usize {
+        self.text.len()
     }
 
     fn separate(&mut self) {

@@ -16,7 +16,7 @@ pub(crate) fn enlist(flight: &Arc<Flight>) {
 
 /// Returns all recorders. The caller may hold the last reference, and dropping an error in a record may run the
 /// program's code.
-pub(super) fn living() -> Vec<Arc<Flight>> {
+pub(crate) fn living() -> Vec<Arc<Flight>> {
     let living: Vec<_> = event::lock(&LIVING).iter().filter_map(Weak::upgrade).collect();
     living.into_iter().filter(|flight| !flight.is_foreign()).collect()
 }

@@ -10,7 +10,8 @@
 //! - when a call fails because of a peer, if [`Config::flight_recorder_dir`](crate::Config::flight_recorder_dir)
 //!   names a folder.
 //!
-//! `collperf --explain-hang FOLDER` compares the files of all ranks.
+//! `collperf --explain-hang FOLDER` compares the files of all ranks. `collperf ps` asks running processes for the latest
+//! records.
 //!
 //! # When a call is recorded
 //!
@@ -68,7 +69,7 @@ use clock::{Clock, since_1970};
 use ring::{Ring, Stage};
 
 pub(crate) use file::{Json, write_whole};
-pub(crate) use living::enlist;
+pub(crate) use living::{enlist, living};
 pub(crate) use record::{About, Message};
 pub use record::{Backend, Record, State};
 pub use recorder::Recorder;
@@ -127,6 +128,8 @@ pub(crate) struct Orders {
     pub(crate) stall_warning: Duration,
     /// The folder for records when a call fails because of a peer.
     pub(crate) folder: Option<PathBuf>,
+    /// Whether the process answers `collperf ps` about the communicator.
+    pub(crate) answers: bool,
 }
 
 /// The recorder of one communicator. Collectives, messages and device calls have a ring each, because each has a
@@ -182,6 +185,11 @@ impl Flight {
     /// Whether calls are recorded.
     pub(crate) fn is_on(&self) -> bool {
         self.orders.calls != 0
+    }
+
+    /// Whether the process answers `collperf ps` about the communicator.
+    pub(crate) fn answers(&self) -> bool {
+        self.orders.answers
     }
 
     /// Whether this process was forked from the one that made the calls.

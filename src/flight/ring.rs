@@ -53,6 +53,13 @@ pub(super) struct Raw {
     pub(super) stage: Stage,
 }
 
+impl Raw {
+    /// Whether the call has not ended.
+    pub(super) fn is_under_way(&self) -> bool {
+        matches!(self.stage, Stage::Started | Stage::Queued)
+    }
+}
+
 /// The last records of one writer. A second concurrent writer would corrupt records, but nothing else.
 #[derive(Debug)]
 pub(super) struct Ring {

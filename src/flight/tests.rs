@@ -15,7 +15,7 @@ fn call(sequence: u64) -> Call {
 }
 
 fn recorder(calls: usize) -> Arc<Flight> {
-    let flight = Arc::new(Flight::new(Orders { calls, stall_warning: Duration::from_secs(30), folder: None }));
+    let flight = Arc::new(Flight::new(Orders { calls, stall_warning: Duration::from_secs(30), folder: None, answers: true }));
     let peer = |rank| Peer { rank, host: "höst \"a\"".to_owned(), pid: 40 + rank as u32 };
     let peers = (0..3).map(peer).collect();
     let (name, wiring) = ("world".to_owned(), "3 ranks of one host: shared memory".to_owned());

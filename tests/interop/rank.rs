@@ -29,6 +29,7 @@ pub(crate) fn variable(what: &str) -> (&'static str, String) {
 fn program() {
     match std::env::var(PROGRAM).as_deref() {
         Ok("sums") => sums(),
+        Ok("hangs") => hangs(),
         Ok("dies once") => dies_once(),
         Ok("mixed") => mixed(),
         _ => {}
@@ -57,6 +58,17 @@ fn sums() {
     sum(&comm);
     say(&comm, "is right");
     comm.close().unwrap();
+}
+
+/// Lets the last rank not come to a call, until the launcher ends the job.
+fn hangs() {
+    let comm = Communicator::builder().configure(|config| config.timeout = LONG).from_env().unwrap();
+    sum(&comm);
+    if comm.rank() == comm.world_size() - 1 {
+        say(&comm, "is late");
+        std::thread::park_timeout(LONG);
+    }
+    drop(comm.all_reduce(&mut [1_u8], ReduceOp::Max));
 }
 
 /// Lets one rank die in the first life of an elastic job, after all ranks have connected.

@@ -1,5 +1,9 @@
 //! Slurm's `srun`, on one node and on two.
 
+use std::path::Path;
+use std::process::Command;
+
+use crate::common::programs::program;
 use crate::peer::{Peer, example};
 use crate::rank;
 use crate::skip;
@@ -43,4 +47,35 @@ fn srun_starts_our_ranks_on_two_nodes_and_a_batch_script_without_it_is_told_so()
     let (success, ..) = Peer::start(sbatch.envs([rank::variable("sums")])).end();
     let printed = std::fs::read_to_string(output.path()).unwrap();
     assert!(!success && printed.contains("start it with srun"), "{printed}");
+    match program("collperf") {
+        Ok(collperf) => a_step_of_srun_asks_a_job_that_hangs(&cluster, &collperf),
+        Err(why) => skip!("{why}"),
+    }
+}
+
+/// Checks the commands of the guide that ask a job on several nodes where it is.
+fn a_step_of_srun_asks_a_job_that_hangs(cluster: &Cluster, collperf: &Path) {
+    let mut srun = cluster.command(0, "srun");
+    let mut job = Peer::start(srun.args(["-N", "2", "-n", "4"]).args(rank::command()).envs([rank::variable("hangs")]));
+    job.expect("rank 3 of 4 is late");
+    let number = Peer::start(cluster.command(0, "squeue").args(["--noheader", "--format", "%A"])).finish();
+    // The other ranks first have to wait for a second. Each step takes about as long.
+    const STEPS: usize = 10;
+    let mut said = String::new();
+    for _ in 0..STEPS {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |node: &str| folder.path().join(format!("ps-{node}.json"));
+        let mut step = cluster.command(0, "srun");
+        step.args(["--overlap", "--jobid", number.trim(), "-N", "2", "--ntasks-per-node", "1", "--output"]).arg(file("%n"));
+        Peer::start(step.arg(collperf).args(["ps", "--json"])).finish();
+        let merged = Command::new(collperf).args(["ps", "--merge"]).args(["0", "1"].map(file)).output().unwrap();
+        said = String::from_utf8_lossy(&merged.stdout).into_owned();
+        assert!(merged.status.success(), "{said}");
+        if said.contains("is behind") {
+            break;
+        }
+    }
+    job.kill();
+    assert!(said.contains("4 ranks") && said.contains("rank 3 (host ") && said.contains("is behind: it has not reached"), "{said}");
+    assert!(said.contains("in which ranks 0-2 waited") && !said.contains("no socket"), "{said}");
 }

@@ -12,11 +12,13 @@ mod aloud;
 mod counters;
 mod events;
 mod listener;
+mod metrics;
 #[cfg(feature = "cuda")]
 mod nvtx;
 mod ops;
 mod scenarios;
 mod signal;
+mod status;
 mod stores;
 mod traces;
 mod tracing_events;

@@ -7,12 +7,13 @@ use super::arrows;
 use super::sources::{Sources, code, files_below, root};
 
 /// The top-level modules, lowest first. Modules of one row do not use each other.
-const LAYERS: [&[&str]; 9] = [
+const LAYERS: [&[&str]; 10] = [
     &["base", "error"],
     &["authentication", "call"],
     &["interop"],
     &["flight"],
-    &["observe"],
+    &["observe", "status"],
+    &["metrics"],
     &["config"],
     &["device", "host", "rendezvous"],
     &["communicator"],

@@ -1,6 +1,6 @@
 //! Processes that wait for each other in calls of several communicators, which they use in different orders.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 
 use super::file::{Entry, Record, State};
 use super::group::{Group, awaits};
@@ -28,25 +28,34 @@ impl<'a> Waiting<'a> {
         self.record.pg_id != other.record.pg_id && self.process != other.process && self.awaited.contains(&other.process)
     }
 
+    /// Returns the call, the same on all ranks.
+    fn call(&self) -> (&'a str, String) {
+        (&self.record.pg_id, self.entry.in_words())
+    }
+
     fn in_words(&self) -> String {
         let Record { rank, ranks, pg_name, .. } = self.record;
         format!("{} waits in {} of communicator {pg_name}", ranks[*rank], self.entry.in_words())
     }
 }
 
-/// Describes every cycle of calls in which each waits for the process of the next.
-pub(super) fn all(groups: &[Group]) -> Vec<String> {
-    let records = groups.iter().flat_map(|group| group.records.values());
+/// Describes the cycles of calls in which each waits for the process of the next. Of the cycles that differ only in their
+/// ranks, one is described.
+pub(super) fn all<'a>(groups: impl IntoIterator<Item = &'a Group>) -> Vec<String> {
+    let records = groups.into_iter().flat_map(|group| group.records.values());
     let is_late = |entry: &&Entry| entry.state == State::Started || entry.is_stuck() && entry.error_kind.as_deref() == Some("timeout");
     let waiting = records.flat_map(|record| record.entries.iter().filter(is_late).filter_map(|entry| Waiting::new(record, entry)));
     let waiting: Vec<Waiting<'_>> = waiting.collect();
-    let mut circles: BTreeMap<Vec<usize>, Vec<usize>> = BTreeMap::new();
-    for circle in (0..waiting.len()).filter_map(|start| shortest(&waiting, start)) {
-        let mut members = circle.clone();
-        members.sort_unstable();
-        circles.entry(members).or_insert(circle);
+    let (mut circles, mut explained) = (Vec::new(), BTreeSet::new());
+    for start in 0..waiting.len() {
+        if !explained.contains(&waiting[start].call())
+            && let Some(circle) = shortest(&waiting, start)
+        {
+            explained.extend(circle.iter().map(|at| waiting[*at].call()));
+            circles.push(circle);
+        }
     }
-    circles.into_values().map(|circle| in_words(circle.iter().map(|at| &waiting[*at]))).collect()
+    circles.into_iter().map(|circle| in_words(circle.iter().map(|at| &waiting[*at]))).collect()
 }
 
 fn in_words<'a>(circle: impl Iterator<Item = &'a Waiting<'a>>) -> String {

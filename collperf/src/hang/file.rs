@@ -15,26 +15,26 @@ const FORMAT: &str = "collectives flight record";
 
 /// One rank's record of one communicator. Names are as in the file.
 #[derive(Debug, Clone, Deserialize)]
-pub(super) struct Record {
-    pub(super) format: String,
-    pub(super) version: u32,
-    pub(super) reason: String,
-    pub(super) time_written_ns: u64,
-    pub(super) rank: usize,
-    pub(super) world_size: usize,
-    pub(super) pg_id: String,
-    pub(super) pg_name: String,
-    pub(super) wiring: String,
-    pub(super) ranks: Vec<Peer>,
-    pub(super) entries: Vec<Entry>,
+pub(crate) struct Record {
+    pub(crate) format: String,
+    pub(crate) version: u32,
+    pub(crate) reason: String,
+    pub(crate) time_written_ns: u64,
+    pub(crate) rank: usize,
+    pub(crate) world_size: usize,
+    pub(crate) pg_id: String,
+    pub(crate) pg_name: String,
+    pub(crate) wiring: String,
+    pub(crate) ranks: Vec<Peer>,
+    pub(crate) entries: Vec<Entry>,
 }
 
 /// A rank, as recorded by every rank.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub(super) struct Peer {
-    pub(super) rank: usize,
-    pub(super) host_name: String,
-    pub(super) pid: u32,
+pub(crate) struct Peer {
+    pub(crate) rank: usize,
+    pub(crate) host_name: String,
+    pub(crate) pid: u32,
 }
 
 impl fmt::Display for Peer {
@@ -46,7 +46,7 @@ impl fmt::Display for Peer {
 /// The progress of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum State {
+pub(crate) enum State {
     Scheduled,
     Started,
     Completed,
@@ -56,35 +56,35 @@ pub(super) enum State {
 /// The backend on which a call ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Backend {
+pub(crate) enum Backend {
     Host,
     Device,
 }
 
 /// One call.
 #[derive(Debug, Clone, Deserialize)]
-pub(super) struct Entry {
-    pub(super) backend: Backend,
-    pub(super) collective_seq_id: Option<u64>,
-    pub(super) profiling_name: String,
-    pub(super) op: Option<String>,
-    pub(super) dtype: String,
-    pub(super) count: u64,
-    pub(super) counts_hash: Option<u32>,
-    pub(super) root: Option<usize>,
-    pub(super) peer: Option<usize>,
-    pub(super) tag: Option<u64>,
-    pub(super) state: State,
-    pub(super) time_created_ns: Option<u64>,
-    pub(super) waiting_for: Vec<usize>,
-    pub(super) error: Option<String>,
-    pub(super) error_kind: Option<String>,
-    pub(super) error_ranks: Vec<usize>,
+pub(crate) struct Entry {
+    pub(crate) backend: Backend,
+    pub(crate) collective_seq_id: Option<u64>,
+    pub(crate) profiling_name: String,
+    pub(crate) op: Option<String>,
+    pub(crate) dtype: String,
+    pub(crate) count: u64,
+    pub(crate) counts_hash: Option<u32>,
+    pub(crate) root: Option<usize>,
+    pub(crate) peer: Option<usize>,
+    pub(crate) tag: Option<u64>,
+    pub(crate) state: State,
+    pub(crate) time_created_ns: Option<u64>,
+    pub(crate) waiting_for: Vec<usize>,
+    pub(crate) error: Option<String>,
+    pub(crate) error_kind: Option<String>,
+    pub(crate) error_ranks: Vec<usize>,
 }
 
 impl Entry {
     /// Returns the collective as text without its number: what ranks must agree on.
-    pub(super) fn call(&self) -> String {
+    pub(crate) fn call(&self) -> String {
         if self.profiling_name == "barrier" {
             return "barrier".to_owned();
         }
@@ -95,7 +95,7 @@ impl Entry {
     }
 
     /// Returns the message as text.
-    pub(super) fn message(&self) -> String {
+    pub(crate) fn message(&self) -> String {
         let peer = self.peer.map_or_else(|| "any rank".to_owned(), |peer| format!("rank {peer}"));
         let direction = if self.profiling_name == "send" { "send to" } else { "recv from" };
         let tag = self.tag.filter(|tag| *tag != 0).map(|tag| format!(", tag {tag}")).unwrap_or_default();
@@ -103,12 +103,17 @@ impl Entry {
     }
 
     /// Returns the collective with its number, or the message.
-    pub(super) fn in_words(&self) -> String {
+    pub(crate) fn in_words(&self) -> String {
         self.collective_seq_id.map_or_else(|| self.message(), |number| format!("{} number {number}", self.call()))
     }
 
+    /// Whether the call has not ended: it is under way, or queued.
+    pub(crate) fn is_open(&self) -> bool {
+        matches!(self.state, State::Started | State::Scheduled)
+    }
+
     /// Whether a peer was missing, or still is.
-    pub(super) fn is_stuck(&self) -> bool {
+    pub(crate) fn is_stuck(&self) -> bool {
         let lacked = ["timeout", "peer_lost", "aborted"];
         self.state == State::Started
             || (self.state == State::Failed && self.error_kind.as_deref().is_some_and(|kind| lacked.contains(&kind)))
@@ -140,15 +145,27 @@ pub(super) fn read_all(folder: &Path) -> io::Result<(Vec<Record>, Vec<Skipped>)>
 fn read(path: &Path) -> Result<Record, String> {
     let text = input_file::read(path).map_err(|error| error.to_string())?;
     let record: Record = serde_json::from_slice(&text).map_err(|error| format!("not a readable flight record: {error}"))?;
-    let is_of_its_world = record.rank < record.world_size && record.ranks.len() == record.world_size;
-    match () {
-        () if record.format != FORMAT => Err(format!("its format is {:?}, not {FORMAT:?}", record.format)),
-        () if record.version > VERSION => {
-            Err(format!("the file's format has version {}, but this collperf reads versions up to {VERSION}", record.version))
+    record.checked()
+}
+
+impl Record {
+    /// Returns the time from the start of a call to the time of the record; `None` if the start is not known.
+    pub(crate) fn seconds_in(&self, entry: &Entry) -> Option<f64> {
+        Some(self.time_written_ns.saturating_sub(entry.time_created_ns?) as f64 / 1e9)
+    }
+
+    /// Returns the record if its format is supported, and its ranks fit together.
+    pub(crate) fn checked(self) -> Result<Self, String> {
+        let is_of_its_world = self.rank < self.world_size && self.ranks.len() == self.world_size;
+        match () {
+            () if self.format != FORMAT => Err(format!("its format is {:?}, not {FORMAT:?}", self.format)),
+            () if self.version > VERSION => {
+                Err(format!("the file's format has version {}, but this collperf reads versions up to {VERSION}", self.version))
+            }
+            () if !is_of_its_world => {
+                Err(format!("the record is from rank {} of {} ranks, but lists {} ranks", self.rank, self.world_size, self.ranks.len()))
+            }
+            () => Ok(self),
         }
-        () if !is_of_its_world => {
-            Err(format!("the record is from rank {} of {} ranks, but lists {} ranks", record.rank, record.world_size, record.ranks.len()))
-        }
-        () => Ok(record),
     }
 }

@@ -4,11 +4,13 @@ use super::file::{Backend, State};
 
 /// One finding in the records of a communicator.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Finding {
+pub(crate) enum Finding {
     /// Other ranks have lost this rank, and it left no record.
     Died { rank: usize, witnesses: Vec<usize>, call: Option<String> },
     /// These ranks left no record, and no rank reports them lost. `waiters` wait for them.
     NoRecord { ranks: Vec<usize>, waiters: Vec<usize> },
+    /// The processes of these ranks did not answer, for this reason. `waiters` wait for them.
+    Silent { ranks: Vec<usize>, reason: String, waiters: Vec<usize> },
     /// Ranks have made different calls with the same number. `versions` has each call, and the ranks that made it.
     Diverged { backend: Backend, number: u64, versions: Vec<(String, Vec<usize>)> },
     /// A rank has not reached a call in which other ranks wait.
@@ -27,6 +29,8 @@ pub(super) enum Finding {
     },
     /// All ranks are in the same call.
     AllWaiting { call: String, awaited: Vec<(usize, Vec<usize>)> },
+    /// All ranks have queued this call on their devices, and it has not ended on the devices of `ranks`.
+    OnDevice { call: String, ranks: Vec<usize>, seconds: f64 },
     /// A message waits. `answer` is whether the peer has started the matching call; `None` if there is no record of the
     /// peer.
     Message { rank: usize, message: String, peer: Option<usize>, answer: Option<bool> },
@@ -37,7 +41,7 @@ pub(super) enum Finding {
 }
 
 /// Lists ranks: `rank 3`, `ranks 0-2, 5`.
-pub(super) fn list(ranks: &[usize]) -> String {
+pub(crate) fn list(ranks: &[usize]) -> String {
     let mut runs: Vec<(usize, usize)> = Vec::new();
     for rank in ranks {
         match runs.last_mut() {

@@ -8,9 +8,11 @@ use super::finding::{Finding, list};
 
 /// One communicator.
 #[derive(Debug)]
-pub(super) struct Group {
+pub(crate) struct Group {
     /// The records by rank.
-    pub(super) records: BTreeMap<usize, Record>,
+    pub(crate) records: BTreeMap<usize, Record>,
+    /// The ranks whose processes did not answer, and why.
+    pub(crate) silent: BTreeMap<usize, String>,
 }
 
 /// One rank's collectives of one backend, by number.
@@ -18,7 +20,7 @@ type Calls<'a> = BTreeMap<u64, &'a Entry>;
 
 impl Group {
     /// Groups records by communicator. Of two records of the same rank the later one counts.
-    pub(super) fn all(records: Vec<Record>) -> Vec<Self> {
+    pub(crate) fn all(records: Vec<Record>) -> Vec<Self> {
         let mut groups: BTreeMap<(String, String), BTreeMap<usize, Record>> = BTreeMap::new();
         for record in records {
             let group = groups.entry((record.pg_name.clone(), record.pg_id.clone())).or_default();
@@ -27,11 +29,11 @@ impl Group {
                 group.insert(record.rank, record);
             }
         }
-        groups.into_values().map(|records| Self { records }).collect()
+        groups.into_values().map(|records| Self { records, silent: BTreeMap::new() }).collect()
     }
 
     /// Returns any of the records, to read what all have in common.
-    fn any(&self) -> Option<&Record> {
+    pub(crate) fn any(&self) -> Option<&Record> {
         self.records.values().next()
     }
 
@@ -59,7 +61,7 @@ impl Group {
     }
 
     /// Returns what is wrong, worst first.
-    pub(super) fn findings(&self, all: &[Group]) -> Vec<Finding> {
+    pub(crate) fn findings(&self, all: &[Group]) -> Vec<Finding> {
         let mut findings = self.absent();
         for backend in [Backend::Host, Backend::Device] {
             let calls = self.calls(backend);
@@ -67,6 +69,7 @@ impl Group {
             findings.extend(self.behind(backend, &calls, all));
         }
         findings.extend(self.all_waiting());
+        findings.extend(self.on_device());
         findings.extend(self.messages());
         findings.extend(self.ended_early());
         if findings.is_empty() {
@@ -75,6 +78,18 @@ impl Group {
             });
         }
         findings
+    }
+
+    /// Whether a call has failed, or has waited for at least this time.
+    pub(crate) fn is_held_up(&self, seconds: f64) -> bool {
+        let is_late = |record: &Record, entry: &Entry| match entry.state {
+            State::Failed => true,
+            State::Completed => false,
+            // A call that is queued on the host follows one that has begun.
+            State::Scheduled if entry.backend == Backend::Host => false,
+            State::Scheduled | State::Started => record.seconds_in(entry).is_some_and(|waited| waited >= seconds),
+        };
+        self.records.values().any(|record| record.entries.iter().any(|entry| is_late(record, entry)))
     }
 
     /// Returns every rank's collectives of a backend.
@@ -97,19 +112,30 @@ impl Group {
     }
 
     /// Finds the ranks without a record: those that others have lost, and the rest.
-    fn absent(&self) -> Vec<Finding> {
+    pub(crate) fn absent(&self) -> Vec<Finding> {
         let world_size = self.any().map_or(0, |any| any.world_size);
-        let absent: Vec<usize> = (0..world_size).filter(|rank| !self.records.contains_key(rank)).collect();
+        let (silent, absent): (Vec<usize>, Vec<usize>) =
+            (0..world_size).filter(|rank| !self.records.contains_key(rank)).partition(|rank| self.silent.contains_key(rank));
         let (died, unknown): (Vec<usize>, Vec<usize>) = absent.into_iter().partition(|rank| !self.lost(*rank).is_empty());
         let mut findings: Vec<Finding> =
             died.into_iter().map(|rank| Finding::Died { rank, witnesses: self.lost(rank), call: self.last_words(rank) }).collect();
+        let mut reasons: BTreeMap<&String, Vec<usize>> = BTreeMap::new();
+        silent.iter().for_each(|rank| reasons.entry(&self.silent[rank]).or_default().push(*rank));
+        findings.extend(reasons.into_iter().map(|(reason, ranks)| {
+            let waiters = self.waiters(&ranks);
+            Finding::Silent { ranks, reason: reason.clone(), waiters }
+        }));
         if !unknown.is_empty() {
-            let waiters = self.records.iter().filter(|(_, record)| {
-                record.entries.iter().any(|entry| entry.is_stuck() && awaits(entry).any(|rank| unknown.contains(&rank)))
-            });
-            findings.push(Finding::NoRecord { waiters: waiters.map(|(rank, _)| *rank).collect(), ranks: unknown });
+            findings.push(Finding::NoRecord { waiters: self.waiters(&unknown), ranks: unknown });
         }
         findings
+    }
+
+    /// Returns the ranks that wait, or have waited, for one of these.
+    fn waiters(&self, ranks: &[usize]) -> Vec<usize> {
+        let waits =
+            |record: &Record| record.entries.iter().any(|entry| entry.is_stuck() && awaits(entry).any(|rank| ranks.contains(&rank)));
+        self.records.iter().filter(|(_, record)| waits(record)).map(|(rank, _)| *rank).collect()
     }
 
     /// Returns the ranks that have lost this rank.
@@ -157,8 +183,7 @@ impl Group {
         }
         let call = format!("{} number {front}", there[0].1.call());
         let waiting: Vec<usize> = there.iter().map(|(rank, _)| *rank).collect();
-        let since = there.iter().filter_map(|(rank, entry)| Some((self.records[rank].time_written_ns, entry.time_created_ns?)));
-        let seconds = since.map(|(written, created)| written.saturating_sub(created) as f64 / 1e9).fold(0.0, f64::max);
+        let seconds = there.iter().filter_map(|(rank, entry)| self.records[rank].seconds_in(entry)).fold(0.0, f64::max);
         let late = calls.iter().filter(|(_, calls)| reached(calls) < Some(front));
         late.map(|(rank, calls)| {
             let last = calls.iter().rev().find(|(_, entry)| is_made(entry));
@@ -204,6 +229,25 @@ impl Group {
         }
         let awaited = stuck.iter().map(|(rank, _, entry)| (*rank, awaits(entry).collect())).collect();
         Some(Finding::AllWaiting { call: format!("{} number {number}", first.call()), awaited })
+    }
+
+    /// Finds the first device call that all ranks have queued and that has not ended. A call that an ended call follows on
+    /// the same rank does not count: the recorder cannot follow every stream.
+    fn on_device(&self) -> Option<Finding> {
+        let calls = self.calls(Backend::Device);
+        let first_open = |calls: &Calls<'_>| {
+            let open = calls.iter().rev().take_while(|(_, entry)| entry.is_open()).last();
+            open.map(|(number, _)| *number)
+        };
+        let open: BTreeMap<usize, u64> = calls.iter().filter_map(|(rank, calls)| Some((*rank, first_open(calls)?))).collect();
+        let number = *open.values().min()?;
+        let has_reached = |calls: &Calls<'_>| calls.keys().next_back().is_some_and(|last| *last >= number);
+        if calls.len() < self.any()?.world_size || !calls.values().all(has_reached) {
+            return None;
+        }
+        let ranks: Vec<usize> = open.iter().filter(|(_, first)| **first == number).map(|(rank, _)| *rank).collect();
+        let seconds = ranks.iter().filter_map(|rank| self.records[rank].seconds_in(calls[rank][&number])).fold(0.0, f64::max);
+        Some(Finding::OnDevice { call: format!("{} number {number}", calls[&ranks[0]][&number].call()), ranks, seconds })
     }
 
     /// Finds messages that wait for their other end.

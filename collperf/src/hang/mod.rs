@@ -14,7 +14,10 @@ use clap::Parser;
 
 use crate::failure::Failure;
 use crate::report::answer;
-use group::Group;
+
+pub(crate) use file::{Backend, Entry, Peer, Record, State};
+pub(crate) use finding::list;
+pub(crate) use group::Group;
 
 /// The command line of this task, which takes no other flags.
 #[derive(Debug, Clone, Parser)]
@@ -47,7 +50,12 @@ pub(crate) fn explain(folder: &Path) -> Result<String, Failure> {
         return Err(Failure::internal(format!("{skipped}{}: no flight records in this folder", folder.display())));
     }
     let groups = Group::all(files);
-    let circles: String = circle::all(&groups).concat();
+    let circles: String = circles(&groups).concat();
     let said: String = groups.iter().map(|group| group.explain(&groups)).collect();
     Ok(format!("{skipped}{circles}{said}"))
+}
+
+/// Describes the cycles of calls in which each waits for the process of the next.
+pub(crate) fn circles<'a>(groups: impl IntoIterator<Item = &'a Group>) -> Vec<String> {
+    circle::all(groups)
 }

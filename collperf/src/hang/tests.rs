@@ -265,3 +265,13 @@ fn a_circle_may_go_over_three_communicators() {
     assert_eq!(said.matches("each rank waits").count(), 1, "{said}");
     says(&said, &["barrier number 1 of communicator a; rank 1", "number 1 of communicator b; rank 2", "of communicator c; use these"]);
 }
+
+#[test]
+fn a_circle_of_many_ranks_is_described_once() {
+    let waits = |rank: usize| {
+        [with(call(1, "barrier", "started"), json!({"waiting_for": (0..9).filter(|other| other % 2 != rank % 2).collect::<Vec<_>>()}))]
+    };
+    let records: Vec<Value> = (0..9).map(|rank| record(if rank % 2 == 0 { "a" } else { "b" }, rank, 9, &waits(rank))).collect();
+    let said = verdict(&records);
+    assert_eq!(said.matches("each rank waits").count(), 1, "{said}");
+}

@@ -6,7 +6,7 @@ use super::group::Group;
 
 impl Finding {
     /// Describes the finding; `group` names ranks.
-    pub(super) fn in_words(&self, group: &Group) -> String {
+    pub(crate) fn in_words(&self, group: &Group) -> String {
         match self {
             Finding::Died { rank, witnesses, call } => {
                 let said = call.as_ref().map(|call| format!(" ({call})")).unwrap_or_default();
@@ -16,6 +16,12 @@ impl Finding {
                 let waiting = if waiters.is_empty() { String::new() } else { format!("; {} waited for it", list(waiters)) };
                 let why = "the rank was stuck outside of this communicator's calls, it was killed, or its file is not in this folder";
                 format!("no record of {}{waiting}. Possible reasons: {why}", group.names(ranks))
+            }
+            Finding::Silent { ranks, reason, waiters } => {
+                let verb = if waiters.len() == 1 { "waits" } else { "wait" };
+                let them = if ranks.len() == 1 { "it" } else { "them" };
+                let waiting = if waiters.is_empty() { String::new() } else { format!("; {} {verb} for {them}", list(waiters)) };
+                format!("{}: {reason}{waiting}", group.names(ranks))
             }
             Finding::Diverged { backend, number, versions } => {
                 let said: Vec<String> = versions.iter().map(|(call, ranks)| format!("{} called {call}", list(ranks))).collect();
@@ -29,6 +35,13 @@ impl Finding {
                 };
                 let said: Vec<String> = awaited.iter().map(waits).collect();
                 format!("every rank has started {call}, but the call did not end: {}", said.join("; "))
+            }
+            Finding::OnDevice { call, ranks, seconds } => {
+                format!(
+                    "every rank has queued {call} on its device, but after {seconds:.1} s the call has not ended on the devices of {}; it waits \
+                     for earlier work on its streams, or for a device that does not take part",
+                    list(ranks)
+                )
             }
             Finding::Message { rank, message, peer, answer } => {
                 let peer = peer.map_or_else(String::new, |peer| group.name(peer));

@@ -28,5 +28,6 @@ mod hang;
 mod launched;
 mod links;
 mod pairs;
+mod ps;
 mod report;
 mod trace;

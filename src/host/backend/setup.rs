@@ -171,7 +171,7 @@ impl HostBackend {
 /// memory.
 fn orders(config: &Config) -> Orders {
     let calls = config.flight_recorder_calls.min(Config::MAX_FLIGHT_RECORDER_CALLS);
-    Orders { calls, stall_warning: config.stall_warning, folder: config.flight_recorder_dir.clone() }
+    Orders { calls, stall_warning: config.stall_warning, folder: config.flight_recorder_dir.clone(), answers: config.status_socket }
 }
 
 /// Refuses a rank that listens on its loopback interface if another rank has a different loopback interface: that other

@@ -4,11 +4,9 @@
 //! end is checked first. This check proves nothing: all users that a namespace does not know have the same ID there.
 //! Process IDs are not checked: a process of another namespace has none.
 
-#![expect(unsafe_code, reason = "reads SO_PEERCRED through libc: the safe form fails for a process without a number")]
-
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -21,6 +19,7 @@ use rustix::net::{
 
 use crate::authentication::{self, Admission, AuthenticationError, Initiator, Purpose, Reason, Responder, Secret, Spare, Step};
 use crate::base::deadline::Deadline;
+use crate::base::socket_user::peer_user;
 use crate::base::tuning::{admission, net::BACKLOG};
 
 /// The leader's listening socket.
@@ -166,17 +165,6 @@ fn check_user(connection: BorrowedFd<'_>) -> io::Result<()> {
         return Ok(());
     }
     Err(io::Error::new(io::ErrorKind::Unsupported, format!("the socket belongs to another user ({theirs}; this process runs as {own})")))
-}
-
-/// Returns the user at the other end of a connection, as this namespace numbers users.
-fn peer_user(connection: BorrowedFd<'_>) -> io::Result<u32> {
-    let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
-    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the descriptor is open (borrowed), the option is a `ucred`, which consists of integers, and `peer` and
-    // `length` outlive the call.
-    let result =
-        unsafe { libc::getsockopt(connection.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut peer).cast(), &raw mut length) };
-    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(peer.uid) }
 }
 
 /// Sends the descriptor with one byte, for which an almost empty socket always has room.

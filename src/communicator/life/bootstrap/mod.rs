@@ -55,8 +55,10 @@ use crate::error::Result;
 use crate::flight::{self, About};
 use crate::host::backend::{BackendSetup, HostBackend};
 use crate::host::exchange::Exchange;
-use crate::observe::{LIFE, Observers, TraceLog, Watch};
+use crate::metrics::{Group, Metered};
+use crate::observe::{LIFE, Observer, Observers, TraceLog, Watch};
 use crate::rendezvous::Store;
+use crate::status;
 
 /// The origin of a new communicator.
 pub(in crate::communicator) enum Origin {
@@ -122,15 +124,28 @@ pub(in crate::communicator) fn connect(exchange: &mut dyn Exchange, start: Start
         Origin::Communicator { recovery, world_ranks, name, trace } => (recovery, world_ranks, name, trace),
     };
     let trace = trace.or_else(|| new_trace(&backend, &config));
-    let listener = Watch::new(&name, (rank, world_size), config.observer.clone(), trace.as_ref(), nvtx_injection().as_deref());
-    backend.set_observers(Observers::new(listener));
     let recorder = backend.recorder();
+    let observer = observer(&backend, &name, &config);
+    let listener = Watch::new(&name, (rank, world_size), observer, trace.as_ref(), nvtx_injection().as_deref());
+    backend.set_observers(Observers::new(listener));
     let about =
         About { id: About::id_of(backend.id()), name, rank, peers: backend.peers(), wiring: backend.wiring(), timeout: config.timeout };
     if recorder.introduce(about) {
         flight::enlist(&recorder);
+        if config.status_socket {
+            status::serve();
+        }
     }
     Ok(Communicator::new(Shared::new(backend, connector, config, listen, recovery, world_ranks, trace)))
+}
+
+/// Returns the program's observer, or one that also keeps metrics.
+fn observer(backend: &HostBackend, name: &str, config: &Config) -> Option<Arc<dyn Observer>> {
+    let program = config.observer.clone();
+    let Some(folder) = config.metrics_dir.clone() else { return program };
+    let (rank, world_size) = (backend.rank(), backend.peers().len());
+    let group = Group { communicator: name.to_owned(), rank, world_size, wiring: backend.wiring() };
+    Some(Arc::new(Metered::new(folder, group, &backend.recorder(), program)))
 }
 
 /// Begins a trace if one is enabled.

@@ -1,0 +1,152 @@
+//! The file of a process, and the thread that keeps it up to date.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use super::counters::Counters;
+use super::text::{Group, Snapshot, to_text};
+use crate::base::event;
+use crate::base::fork::Process;
+use crate::base::own_thread::OwnThread;
+use crate::base::tuning::metrics::{EVERY, GROUPS, LOCK};
+use crate::flight::{Flight, write_whole};
+
+/// The name of a communicator, and this rank.
+type Key = (String, usize);
+
+/// What is kept of a communicator.
+#[derive(Debug)]
+struct Entry {
+    group: Group,
+    counters: Arc<Counters>,
+    flight: Weak<Flight>,
+}
+
+/// The file of one folder.
+#[derive(Debug)]
+pub(super) struct Output {
+    folder: PathBuf,
+    process: Process,
+    entries: Mutex<BTreeMap<Key, Entry>>,
+    /// Held while the file is written, so that no older text replaces a newer one.
+    writing: Mutex<()>,
+    has_failed: AtomicBool,
+    /// The communicators that have not ended.
+    living: AtomicUsize,
+}
+
+/// The files of this process. They are never removed, so that counters never decrease.
+static OUTPUTS: Mutex<Vec<Arc<Output>>> = Mutex::new(Vec::new());
+
+/// Takes a lock that another thread of a parent process may have held at a fork, and that is then never released.
+fn lock<T>(mutex: &Mutex<T>) -> Option<event::Locked<'_, T>> {
+    let began = Instant::now();
+    loop {
+        match event::try_lock(mutex) {
+            Some(locked) => return Some(locked),
+            None if began.elapsed() > LOCK => return None,
+            None => std::thread::yield_now(),
+        }
+    }
+}
+
+impl Output {
+    fn new(folder: PathBuf) -> Arc<Self> {
+        let (entries, writing) = (Mutex::default(), Mutex::default());
+        Arc::new(Self {
+            folder,
+            process: Process::this(),
+            entries,
+            writing,
+            has_failed: AtomicBool::new(false),
+            living: AtomicUsize::new(0),
+        })
+    }
+
+    /// Returns this process's file in a folder. The first call for a folder starts the thread. If the system refuses the
+    /// thread, the file is written only when communicators end.
+    pub(super) fn of_process(folder: PathBuf) -> Arc<Self> {
+        let Some(mut outputs) = lock(&OUTPUTS) else { return Self::new(folder) };
+        // A forked child has counters of its own.
+        outputs.retain(|output| !output.process.is_foreign());
+        if let Some(known) = outputs.iter().find(|output| output.folder == folder) {
+            return Arc::clone(known);
+        }
+        let output = Self::new(folder);
+        outputs.push(Arc::clone(&output));
+        drop(outputs);
+        let written = Arc::clone(&output);
+        let started = OwnThread::spawn("metrics".to_owned(), move || {
+            loop {
+                written.write();
+                std::thread::park_timeout(EVERY);
+            }
+        });
+        if let Err(error) = started {
+            event::warn!(%error, "metrics are written only when communicators end, because the system refuses a thread");
+        }
+        output
+    }
+
+    /// Returns the counters of a communicator: those of earlier communicators with its name and rank, if there were any.
+    pub(super) fn admit(&self, group: Group, flight: Weak<Flight>) -> Arc<Counters> {
+        self.living.fetch_add(1, Ordering::Relaxed);
+        let Some(mut entries) = lock(&self.entries) else { return Arc::default() };
+        let mut key = (group.communicator.clone(), group.rank);
+        let mut group = group;
+        if entries.len() >= GROUPS && !entries.contains_key(&key) {
+            // Names may be endless. The rest share one entry.
+            "other".clone_into(&mut group.communicator);
+            key = (group.communicator.clone(), group.rank);
+        }
+        let counters = entries.get(&key).map_or_else(Arc::default, |known| Arc::clone(&known.counters));
+        entries.insert(key, Entry { group, counters: Arc::clone(&counters), flight });
+        counters
+    }
+
+    /// Notes that a communicator has ended, and writes the file if no other is left.
+    pub(super) fn leave(&self) {
+        if self.living.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.write();
+        }
+    }
+
+    fn snapshots(&self) -> Vec<Snapshot> {
+        let Some(entries) = lock(&self.entries) else { return Vec::new() };
+        let known: Vec<_> =
+            entries.values().map(|entry| (entry.group.clone(), Arc::clone(&entry.counters), entry.flight.upgrade())).collect();
+        drop(entries);
+        let snapshot = |(group, counters, flight): (Group, Arc<Counters>, Option<Arc<Flight>>)| {
+            let waiting = flight.as_ref().map(|flight| flight.longest_wait());
+            // It may be the last reference to an error of the program, whose drop runs the program's code.
+            event::tell("the destructor of records", move || drop(flight));
+            Snapshot { group, counts: counters.read(), waiting }
+        };
+        known.into_iter().map(snapshot).collect()
+    }
+
+    /// Writes the file.
+    pub(super) fn write(&self) {
+        if self.process.is_foreign() {
+            return;
+        }
+        let Some(writing) = lock(&self.writing) else { return };
+        let text = to_text(&self.snapshots());
+        let host: String = rustix::system::uname().nodename().to_string_lossy().replace('/', "_");
+        let name = format!("collectives-{host}-{}.prom", std::process::id());
+        let written = write_whole(&self.folder, &name, &text, "metrics");
+        drop(writing);
+        match written {
+            Ok(_) => self.has_failed.store(false, Ordering::Relaxed),
+            // Once for each time that it begins to fail.
+            Err(error) if !self.has_failed.swap(true, Ordering::Relaxed) => event::warn!(%error, "metrics could not be written"),
+            Err(_) => {}
+        }
+    }
+}
+
+/// The time between two writes is short enough for a collector that asks every 15 seconds.
+const _: () = assert!(EVERY.as_nanos() < Duration::from_secs(15).as_nanos());
