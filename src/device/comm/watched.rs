@@ -28,9 +28,16 @@ pub(super) struct Watched {
     entry: Mutex<Option<(u64, Instant)>>,
     /// The number of marked calls when the timekeeper saw unmarked ones, and the time at which it first saw that.
     unmarked: Mutex<Option<(u64, Instant)>>,
-    /// The time after which there is a warning about an unfinished call (never, if not set). Also the start of the wait
-    /// that the last warning was about, and how long it had lasted then.
-    stall: Mutex<(Option<Duration>, Option<(Instant, Duration)>)>,
+    stall: Mutex<Stall>,
+}
+
+/// The warnings about unfinished calls.
+#[derive(Debug, Default)]
+struct Stall {
+    /// The time after which there is a warning; never, if not set.
+    after: Option<Duration>,
+    /// The start of the wait that the last warning was about, and how long it had lasted then.
+    warned: Option<(Instant, Duration)>,
 }
 
 impl Watched {
@@ -74,24 +81,24 @@ impl Watched {
 
     /// Sets the time after which there is a warning about a call that the device has not completed.
     pub(super) fn warn_after(&self, after: Option<Duration>) {
-        lock(&self.stall).0 = after;
+        lock(&self.stall).after = after;
     }
 
     /// Whether to warn now about a wait that began at `since` and may take `limit`. True once a minute for each wait.
     pub(super) fn is_stalled(&self, since: Instant, limit: Duration, waited: Duration) -> bool {
         let mut stall = lock(&self.stall);
-        let warned = stall.1.filter(|(known, _)| *known == since).map(|(_, at)| at);
-        let due = warned.map_or_else(|| stall.0.map(|after| after.min(limit / 2)), |at| Some(at + WARN_EVERY));
+        let warned = stall.warned.filter(|(known, _)| *known == since).map(|(_, at)| at);
+        let due = warned.map_or_else(|| stall.after.map(|after| after.min(limit / 2)), |at| Some(at + WARN_EVERY));
         let is_due = due.is_some_and(|due| waited >= due);
         if is_due {
-            stall.1 = Some((since, waited));
+            stall.warned = Some((since, waited));
         }
         is_due
     }
 
     /// Whether a wait is long enough for a warning, whatever its limit.
     pub(super) fn is_long(&self, waited: Duration) -> bool {
-        lock(&self.stall).0.is_some_and(|after| waited >= after)
+        lock(&self.stall).after.is_some_and(|after| waited >= after)
     }
 }
 
