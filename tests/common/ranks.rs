@@ -119,7 +119,7 @@ pub fn spawn_rank(name: &str, rank: usize, world_size: usize, port: u16, variabl
 }
 
 /// Makes a command one rank of a job on this host. Rank 0 serves the store at `port`.
-fn as_rank(command: &mut Command, rank: usize, world_size: usize, port: u16) -> &mut Command {
+pub fn as_rank(command: &mut Command, rank: usize, world_size: usize, port: u16) -> &mut Command {
     command
         .env("RANK", rank.to_string())
         .env("WORLD_SIZE", world_size.to_string())
