@@ -230,9 +230,9 @@ pub struct Config {
     /// Costs 64 B of memory for each call that is kept. Recording takes 1 % of the time of an all-reduce of 8 B in
     /// shared memory (2 ranks, 2 virtual CPUs, AMD EPYC; `benches/record/overhead.md`).
     pub flight_recorder_calls: usize,
-    /// The folder to which the flight recorder is written when a call fails because of a peer: a timeout, a lost peer,
-    /// a mismatch, an abort. `collperf --explain-hang FOLDER` reads the files of all ranks. Default: `None`, nothing is
-    /// written. Variable: `COLLECTIVES_FLIGHT_RECORDER_DIR`.
+    /// The folder to which the flight recorder is written when a call fails because of a peer: after a timeout, a lost
+    /// peer, a mismatch or an abort. `collperf --explain-hang FOLDER` reads the files of all ranks. Default: `None`, so
+    /// no file is written. Variable: `COLLECTIVES_FLIGHT_RECORDER_DIR`.
     pub flight_recorder_dir: Option<PathBuf>,
     /// How long a call may wait for its peers before a warning reports the call and the missing ranks. A call that still
     /// waits is reported again once a minute. The warning goes to `tracing`, or to standard error if the program has no
@@ -301,10 +301,10 @@ pub struct Config {
     /// use the smallest. Default: 256 MiB. Scratch memory was tested only on a simulated GPU.
     #[cfg(feature = "cuda")]
     pub device_scratch_bytes: usize,
-    /// Which device calls the ranks compare, over the host backend, before they queue them: all ranks for a collective,
-    /// the two ends for a message. Default: all calls. Variable: `COLLECTIVES_CHECK_DEVICE_CALLS` (`1` for all calls,
-    /// even if the program asks to compare fewer). All ranks must have the same setting. No real GPU has run device
-    /// calls.
+    /// Which device calls the ranks compare over the host backend before they queue them. For a collective, all ranks
+    /// compare their calls. For a message, its two ends compare their calls. Default: all calls are compared. Variable:
+    /// `COLLECTIVES_CHECK_DEVICE_CALLS` (`1` for all calls, even if the program asks to compare fewer). All ranks must
+    /// have the same setting. No real GPU has run device calls.
     ///
     /// NCCL itself compares nothing: on a mismatch, NCCL hangs, moves wrong bytes, or writes past the end of a buffer.
     /// With [`CheckDeviceCalls::unchecked_after`], the ranks compare fewer calls, and you promise that the ranks make

@@ -265,7 +265,7 @@ pub enum Error {
         /// The error that ended the communicator.
         cause: Arc<Error>,
     },
-    /// The communicator was aborted, here or by a peer. It has ended.
+    /// The communicator was aborted by this rank or by a peer. It has ended.
     #[error("{doing}: aborted by {by}")]
     Aborted {
         /// The call or operation.

@@ -1,8 +1,8 @@
 //! The public API: checks every argument once, then passes a job to the backend that holds the buffer.
 //!
-//! `handle/` defines the type. It uses only the modules below it: `work/` (calls in the background), `progress/`
-//! (messages) and `recovery.rs`. The other files add methods to the type. The modules named here do not use those
-//! files.
+//! `handle/` defines the type `Communicator`. It uses only the modules below it: `work/` (calls in the background),
+//! `progress/` (messages) and `recovery.rs`. The other files add methods to the type, and none of these lower modules
+//! uses them.
 //!
 //! # How a call runs
 //!
@@ -27,9 +27,9 @@
 //! - **inter-host** (no two ranks on one host, or TCP forced): a plan over links (`host/plan/`, `host/engine/`,
 //!   `host/net/`).
 //! - **hierarchical**: the ranks of a host agree and reduce in shared memory, the hosts exchange, then each host shares
-//!   the result. In an all-reduce, each local rank exchanges a share; in other collectives, one rank per host does the
-//!   exchange. Collectives that gain nothing from this division run as one plan over all links (rings in shared memory
-//!   as well as TCP), after the ranks of each host have agreed.
+//!   the result among its ranks. In an all-reduce, each local rank exchanges a share; in other collectives, one rank
+//!   per host does the exchange. Collectives that gain nothing from this division run as one plan over all links (rings
+//!   in shared memory as well as TCP), after the ranks of each host have agreed.
 
 #[cfg(feature = "cuda")]
 mod device;

@@ -2,8 +2,8 @@
 //! failed, and the stores there. The store at which they first met may be gone.
 //!
 //! Every rank listens at its own port from the start, and serves nothing there until it has to. A refused connection
-//! means that the rank's process is gone, and an accepted one that it lives. Until the rank serves a store, the others
-//! need to know no more than that.
+//! means that the rank's process is gone. An accepted connection means that the process is alive. Until the rank serves
+//! a store, the other ranks need no more information.
 
 use std::fmt;
 use std::io;

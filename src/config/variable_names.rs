@@ -1,4 +1,4 @@
-//! The names of the variables that are read, and the check of those that look like them.
+//! The names of the variables that this crate reads, and a check for unknown variables with similar names.
 
 use std::sync::Once;
 

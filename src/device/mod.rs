@@ -32,7 +32,8 @@
 //! | custom | any | our folds, with the caller's kernel |
 //! | `Config::reproducible` | f16, bf16, f32, f64, if the order matters | our folds, in rank order: the bits of the host backend |
 //!
-//! With one rank no call goes to NCCL, whose mean of one rank is wrong in 2.27.5 to 2.29.6.
+//! Calls of a communicator with one rank do not go to NCCL, because NCCL 2.27.5 to 2.29.6 return a wrong mean for one
+//! rank.
 //!
 //! **Folds** (`device/plan/`). Small vectors are gathered and folded on every rank. Large vectors are processed in
 //! slabs: each rank receives the others' contributions to its block and folds them in one pass; then the blocks are
@@ -51,26 +52,27 @@
 //! reason.
 //!
 //! **Lost ranks.** If two ranks communicate over a network, NCCL notices that a peer is dead, but does not report which
-//! peer. On one host, NCCL waits forever. So once something has waited for more than 50 ms, the watchdog asks a
-//! *liveness probe* (`communicator/device/liveness.rs`), and so does each thread that waits for NCCL to start, split or
-//! close. The probe looks up processes of this host in `/proc` (number and start time), every 20 to 100 ms. If a
-//! process is missing, the probe connects to that rank's recovery listener (see "After a failure"), and the result
-//! decides. Ranks of other hosts are left to NCCL, since each probe takes a place in the queue of a recovery listener.
+//! peer. On one host, NCCL waits forever. So if a call waits for more than 50 ms, the watchdog asks a *liveness probe*
+//! (`communicator/device/liveness.rs`). A thread that waits for NCCL to start, split or close does the same. The probe
+//! looks up processes of this host in `/proc` (number and start time), every 20 to 100 ms. If a process is missing, the
+//! probe connects to the recovery listener of that rank (`communicator/recovery.rs`), to find out whether the rank is
+//! alive. Ranks of other hosts are not probed, because each probe takes a place in the queue of a recovery listener.
+//! NCCL watches these ranks.
 //!
-//! If a rank has been gone for 1 s, a `PeerLost` names it; the same happens if a rank is gone when NCCL reports a
-//! remote error. The delay of 1 s allows for work that is still under way. For the watchdog, a wait is an event behind
-//! all work that was on the stream when the event was recorded, including the caller's own kernels. So a rank counts as
-//! lost if it ends without `close` while others have more than 1 s of work queued behind the last call. The error of a
-//! passed deadline names the ranks whose processes are stopped. If a rank is alive but makes no call, only the deadline
-//! ends the wait, and the error cannot name that rank. If a rank dies while a shrunk communicator sets up its device
-//! backend, the others shrink once more.
+//! If a rank has been gone for 1 s, a `PeerLost` names it. A `PeerLost` also names a rank that is gone when NCCL
+//! reports a remote error. The delay of 1 s allows for work that is still under way. The watchdog measures a wait by an
+//! event, behind all work that was on the stream when the event was recorded, including the caller's own kernels. So a
+//! rank counts as lost if it ends without `close` while others have more than 1 s of work queued behind the last call.
+//! The error of a passed deadline names the ranks whose processes are stopped. If a rank is alive but makes no call,
+//! only the deadline ends the wait, and the error cannot name that rank. If a rank dies while a shrunk communicator
+//! sets up its device backend, the others shrink once more.
 //!
-//! **Comparing calls.** NCCL compares nothing, and if the ranks' calls differ it writes whatever it receives. So before
+//! **Comparing calls.** NCCL compares nothing. If the ranks' calls differ, NCCL writes whatever it receives. So before
 //! a call is queued, the ranks exchange its fingerprint over the host backend, in an `all_gather` of 40 B. For a group
 //! they exchange the number of its calls and a SHA-256 of their fingerprints. If something differs, they exchange the
-//! first calls, and then all of them. Nothing has been queued by then, so the communicator stays usable after a
-//! `Mismatch`. The cost is one small `all_gather` per call. In addition, ranks wait for each other on the host, whereas
-//! calls that are only queued do not make the host wait. To compare fewer calls, a program must make a promise through
+//! first calls, and then all of them. No call has been queued by then, so the communicator stays usable after a
+//! `Mismatch`. The cost is one small `all_gather` per call. In addition, ranks wait for each other on the host. Calls
+//! that are only queued would not make the host wait. To compare fewer calls, a program must make a promise through
 //! an `unsafe` function; the environment can only request that all calls are compared. Calls that are captured into a
 //! graph are compared during the capture, by host code that all ranks run. A launch of the graph is not a call of this
 //! crate.

@@ -1,5 +1,6 @@
-//! The cheapest clock of the processor: its own counter if that runs at a constant speed, else the kernel's coarse
-//! clock. Ticks are converted to nanoseconds when records are read, from two readings of both clocks.
+//! A clock that can be read quickly: the processor's counter if this counter runs at a constant speed, otherwise the
+//! kernel's coarse clock. Ticks are converted to nanoseconds when records are read. The conversion uses two readings,
+//! each of this clock and of the ordinary clock.
 
 #![expect(unsafe_code, reason = "the processor's counter is an instruction")]
 

@@ -1,10 +1,10 @@
 //! Writes records as a JSON file, with a small JSON writer.
 //!
-//! Every user builds a tree of 35 crates. serde_json would add five, to replace the ninety lines below. Nothing is read
-//! here, and only text, whole numbers, `true`, `false` and `null` are written. Tests read the result back with
-//! serde_json.
+//! A user who builds this crate builds 35 crates in total. serde_json would add five more, to replace the ninety lines
+//! below. These lines read nothing, and write only text, whole numbers, `true`, `false` and `null`. Tests read the
+//! result back with serde_json.
 //!
-//! The keys have the names that PyTorch's flight recorder uses, wherever the meaning is the same. `format` is
+//! If a value has the same meaning as in PyTorch's flight recorder, its key has the name that PyTorch uses. `format` is
 //! [`FORMAT`]. `version` is incremented when a key is removed or changes its meaning. Readers skip keys that they do
 //! not know.
 

@@ -15,10 +15,11 @@
 //!
 //! # When a call is recorded
 //!
-//! A call on the host backend is recorded when this rank has notified the others of it and has to wait for one of them,
-//! so that recording takes time that would pass anyway. The clock is read at that moment, and again at the end of calls
-//! that took long or moved much data. Other calls end too soon for a second reading. If all other ranks were already
-//! waiting for this one, the call is recorded when it has ended. One in 16 of such records has a time.
+//! A call on the host backend is recorded after this rank has notified the others of it, if this rank then has to wait
+//! for one of them. So recording takes time in which this rank would only wait. The clock is read at that moment, and
+//! again at the end of calls that took long or moved much data. Other calls end too soon for a second reading. If all
+//! other ranks were already waiting for this one, the call is recorded when it has ended. One in 16 of these records
+//! has a time.
 //!
 //! # Design
 //!
@@ -29,11 +30,11 @@
 //! counter, which is converted to a time when records are read. (`benches/record/design-figures.md` has
 //! the cost.)
 //!
-//! Waiters that sleep record the ranks that they wait for at least every 50 ms. They also warn of stalls at that point,
-//! because the fast path reads no clock. Records are written as JSON with PyTorch's names (`file.rs`). `collperf
-//! --explain-hang` groups them by communicator, and compares calls with the same number as far as the rings overlap. It
-//! reports a rank as behind only if others are stuck in a call that this rank has not reached. A collective that has
-//! finished on any rank does not count, because every rank has entered it.
+//! A thread that sleeps while it waits records, at least every 50 ms, the ranks that it waits for. The thread also
+//! warns of stalls at these times, because the fast path reads no clock. Records are written as JSON with PyTorch's
+//! names (`file.rs`). `collperf --explain-hang` groups the files by communicator, and compares calls with the same
+//! number as far as the rings overlap. It reports a rank as behind only if others are stuck in a call that this rank
+//! has not reached. A collective that has finished on any rank does not count, because every rank has entered it.
 //!
 //! The handler of SIGUSR1 is installed on request, and replaces no other handler. It writes to an eventfd; a thread
 //! does the rest.

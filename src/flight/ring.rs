@@ -1,8 +1,8 @@
 //! A ring of records that one thread writes and any thread reads, even during a write.
 //!
-//! Each slot is a sequence lock of relaxed atomics. Its version is odd while the slot is written, then twice the number
-//! of the record, plus two. A reader that finds the same even version before and after reading has one complete record.
-//! No store is a read-modify-write, and on x86-64 the fences only restrict the compiler.
+//! Each slot is a sequence lock of relaxed atomics. Its version is odd while the slot is being written. Afterwards, the
+//! version is twice the record's number, plus two. A reader that finds the same even version before and after reading
+//! has one complete record. No store is a read-modify-write, and on x86-64 the fences only restrict the compiler.
 
 use crate::base::sync::{AtomicU64, Ordering, fence};
 

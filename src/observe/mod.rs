@@ -1,9 +1,10 @@
 //! Reports a communicator's calls while they happen: to `tracing`, to counters, to a trace file, and to NVIDIA's
 //! profilers.
 //!
-//! All reporting is off until something listens. Until then, it costs each call one load of a flag of the communicator
-//! and one load of the `tracing` level. The [flight recorder](crate::flight::Recorder) is separate. It keeps the last
-//! calls in case one hangs. It is on by default, and never reads a clock when that would slow a call down.
+//! Calls are reported only if something listens. Otherwise each call loads one flag of the communicator and the
+//! `tracing` level, and does no more. The [flight recorder](crate::flight::Recorder) is separate: it keeps the last
+//! calls in case one hangs. The flight recorder is on by default, and never reads a clock when that would slow a call
+//! down.
 //!
 //! # `tracing`
 //!

@@ -1,8 +1,8 @@
 //! A log of the durations of calls, written as a file in Chrome's Trace Event Format.
 //!
-//! Each rank of a job has one log. Communicators made from others write to the same log, in tracks of their own. Times
-//! come from the monotonic clock. This clock and the wall clock are read once at the beginning, so that the logs of
-//! several ranks can be aligned.
+//! Each rank of a job has one log. A communicator that is made from another one writes to the same log, in tracks of
+//! its own. Times come from the monotonic clock. This clock and the wall clock are read once at the beginning, so that
+//! the logs of several ranks can be aligned.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, VecDeque};

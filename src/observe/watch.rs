@@ -7,12 +7,12 @@
 //! (`HostBackend::run`, the progress engine, `Communicator::queue`), it checks the flag and the `tracing` level, one
 //! load each. If something listens, the call takes a cold path: clock, span, range, the call itself, report.
 //!
-//! The trace file does not come from the rings of the flight recorder, because these read no clock for the shortest
-//! calls. It has its own log. Communicators pass the log on to those made from them, and it is written when the last of
-//! these is dropped. A trace that was not requested beforehand is made from the rings, with the times that these
-//! contain. The times of several ranks are aligned by their hosts' clocks.
+//! The trace file has its own log. It does not come from the rings of the flight recorder, because the rings have no
+//! times for the shortest calls. A communicator passes its log on to the communicators that are made from it. The log
+//! is written when the last of these communicators is dropped. If a trace was not requested beforehand, it is made from
+//! the rings, with the times that the rings contain. The times of several ranks are aligned by their hosts' clocks.
 //!
-//! NVTX is a header for C. `observe/nvtx.rs` is the program's side of it: it loads the tool's library if
+//! `observe/nvtx.rs` does for this crate what the header NVTX does for C programs: it loads the tool's library if
 //! `NVTX_INJECTION64_PATH` names one, and the tool fills a table of functions.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

@@ -1,10 +1,10 @@
-//! Compares the ranks' device calls over the host backend before they are queued, because NCCL compares nothing, and
-//! writes whatever it receives.
+//! Compares the ranks' device calls over the host backend before they are queued. NCCL itself compares nothing, and
+//! writes all bytes that it receives.
 //!
 //! Ranks of a `gather_v`, `scatter_v` or `all_to_all_v` agree on the call but not on its lengths, which only the two
-//! ends of each transfer know. Each rank tells every other rank how many bytes it sends to that rank, and how many it
-//! expects from that rank. Then all ranks receive the first difference. So either all of them queue the call, or none
-//! does.
+//! ends of each transfer know. Each rank reports to every other rank how many bytes it sends to that rank, and how many
+//! bytes it expects from that rank. Then all ranks receive the first difference. So either all ranks queue the call, or
+//! none of them does.
 
 use sha2::{Digest, Sha256};
 

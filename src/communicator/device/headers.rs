@@ -2,21 +2,23 @@
 //! several communicators. Before a rank queues such a call, it sends a header over the host backend. The receiver waits
 //! for the header, and compares it with its own call.
 //!
-//! From the first header on, other ranks rely on this rank's calls. Either these calls are queued, or the communicator
-//! ends. NCCL would match an announced call that was not queued with a later one, perhaps of a different length.
+//! After a rank has sent its first header, other ranks rely on its calls. So either these calls are queued, or the
+//! communicator ends. If an announced call were not queued, NCCL would match the other end with a later call, perhaps
+//! of a different length.
 //!
-//! A rank awaits headers while it holds its turn at the device backend, though other threads could queue calls
-//! meanwhile. The reason is the order of kernels:
+//! A rank waits for headers while it holds its turn at the device backend, so its other threads cannot queue calls in
+//! this time. The reason is the order of kernels:
 //! - NCCL runs the kernels of one communicator in the order of their launches, across streams. So sends, receives and
 //!   collectives have one common order, which must be the same on both ranks.
 //! - A send that is larger than NCCL's buffers does not end before its receive begins.
-//! - Suppose that rank 0 queues a send and then an `all_reduce`, and that rank 1 awaited the header outside of its
-//!   turn. Then another thread of rank 1 could queue its `all_reduce` first, though the receive was called first.
-//!   Rank 0's device would be in the send and rank 1's in the `all_reduce`, each waiting for the other.
+//! - Suppose that rank 0 queues a send and then an `all_reduce`, and that rank 1 waits for the header without holding
+//!   its turn. Then another thread of rank 1 could queue its `all_reduce` before the receive, although the receive was
+//!   called first. Rank 0's device would run the send, and rank 1's device the `all_reduce`. Each would wait for the
+//!   other.
 //!
-//! To avoid this in another way, rank 1 would have to know of every send that other ranks queued before their
-//! `all_reduce`. A header alone does not contain that. Inside the turn, the order is that of the calls, which the
-//! program determines. A thread that cannot get the turn gets an error that names what it waited for.
+//! Without the turn, rank 1 would have to know every send that other ranks queued before their `all_reduce`. A header
+//! does not contain this information. With the turn, calls are queued in the order in which the program makes them. A
+//! thread that cannot get the turn gets an error that names what it waited for.
 
 #![expect(unsafe_code, reason = "passing addresses of buffers to the progress engine")]
 

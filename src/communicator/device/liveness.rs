@@ -1,9 +1,10 @@
-//! Watches the other ranks while a device waits for them. NCCL notices a dead peer only if the two communicate over
-//! a network; on one host it waits forever.
+//! Watches the other ranks while a device waits for them. NCCL notices a dead peer only if it communicates with this
+//! peer over a network. On one host, NCCL waits forever.
 //!
-//! Processes of this host are looked up in `/proc`. If a process is missing there, a probe of its recovery listener
-//! decides (see `recovery`). Ranks of other hosts are not probed but left to NCCL, because each probe occupies a place
-//! in the queue of a recovery listener, and a job waits often.
+//! A rank looks up the processes of its own host in `/proc`. If a process is missing there, the rank probes the
+//! recovery listener of that process to find out whether it is alive (see `recovery`). Ranks of other hosts are not
+//! probed, because each probe occupies a place in the queue of a recovery listener, and a job waits often. NCCL watches
+//! these ranks.
 
 use std::sync::{Arc, Mutex, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
 //! The start of a device backend. The ranks exchange facts about their devices and libraries, and agree whether these
-//! suffice. Only then do they connect through NCCL. So every rank learns what any rank lacks.
+//! suffice. Only then do they connect through NCCL. So if one rank lacks something, every rank learns what it is.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

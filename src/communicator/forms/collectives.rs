@@ -14,8 +14,8 @@ use crate::error::Result;
 /// calls, and no buffer is touched.
 ///
 /// A call on device buffers is queued after all ranks have entered and their calls have been compared
-/// ([`Config::check_device_calls`](crate::Config::check_device_calls)). The method returns before the call is done on
-/// any device.
+/// ([`Config::check_device_calls`](crate::Config::check_device_calls)). The method returns without waiting for any
+/// device to finish the call.
 ///
 /// Errors common to all collectives:
 /// - `InvalidArgument` if the arguments are invalid on this rank. Nothing was sent then, and the communicator stays

@@ -179,7 +179,7 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`.
+    /// `InvalidArgument` if the arguments are invalid on this rank.
     pub fn send<B: Buffer + ?Sized>(&mut self, buffer: &'buffers B, to: impl Into<Envelope>) -> Result<()> {
         let to = Self::untimed("send", to.into())?;
         let memory = buffer.memory();
@@ -201,7 +201,7 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`.
+    /// `InvalidArgument` if the arguments are invalid on this rank.
     pub fn recv<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, from: impl Into<Envelope>) -> Result<()> {
         let from = Self::untimed("recv", from.into())?;
         let memory = buffer.memory_mut();
@@ -235,7 +235,8 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` and `Unsupported`.
+    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the element type does not
+    /// have the op.
     pub fn all_reduce<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, op: impl Into<Reduction<B::Element>>) -> Result<()> {
         self.record(self.comm.prepare_all_reduce(Source::InPlace, buffer.memory_mut(), &op.into()))
     }
@@ -244,7 +245,8 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` and `Unsupported`.
+    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the element type does not
+    /// have the op.
     pub fn reduce<B: BufferMut + ?Sized>(
         &mut self,
         buffer: &'buffers mut B,
@@ -260,7 +262,7 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`.
+    /// `InvalidArgument` if the arguments are invalid on this rank.
     pub fn broadcast<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, root: usize) -> Result<()> {
         let source = if self.comm.rank() == root { Source::InPlace } else { Source::Nothing };
         self.record(self.comm.prepare_broadcast(source, buffer.memory_mut(), root))
@@ -270,7 +272,7 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`.
+    /// `InvalidArgument` if the arguments are invalid on this rank.
     pub fn all_gather_into<S, D>(&mut self, source: &'buffers S, destination: &'buffers mut D) -> Result<()>
     where
         S: Buffer + ?Sized,
@@ -283,7 +285,8 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` and `Unsupported`.
+    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the element type does not
+    /// have the op.
     pub fn reduce_scatter_into<S, D>(
         &mut self,
         source: &'buffers S,
@@ -301,7 +304,7 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`.
+    /// `InvalidArgument` if the arguments are invalid on this rank.
     pub fn all_to_all_into<S, D>(&mut self, source: &'buffers S, destination: &'buffers mut D) -> Result<()>
     where
         S: Buffer + ?Sized,
@@ -314,7 +317,8 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` and `Unsupported`.
+    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the element type does not
+    /// have the op.
     pub fn all_reduce_into<S, D>(
         &mut self,
         source: &'buffers S,
@@ -332,7 +336,8 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` and `Unsupported`.
+    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the element type does not
+    /// have the op.
     pub fn reduce_into<S, D>(
         &mut self,
         source: &'buffers S,
@@ -351,7 +356,7 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`.
+    /// `InvalidArgument` if the arguments are invalid on this rank.
     pub fn broadcast_into<S, D>(&mut self, source: Option<&'buffers S>, destination: &'buffers mut D, root: usize) -> Result<()>
     where
         S: Buffer + ?Sized,
@@ -364,7 +369,7 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`.
+    /// `InvalidArgument` if the arguments are invalid on this rank.
     pub fn all_gather<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B) -> Result<()> {
         self.record(self.comm.prepare_all_gather(None, buffer.memory_mut()))
     }
@@ -373,7 +378,8 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` and `Unsupported`.
+    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the element type does not
+    /// have the op.
     pub fn reduce_scatter<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, op: impl Into<Reduction<B::Element>>) -> Result<()> {
         self.record(self.comm.prepare_reduce_scatter(None, buffer.memory_mut(), &op.into()))
     }
@@ -382,7 +388,7 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`.
+    /// `InvalidArgument` if the arguments are invalid on this rank.
     pub fn gather<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, root: usize) -> Result<()> {
         self.record(self.comm.prepare_gather_in_place(buffer, root))
     }
@@ -391,7 +397,7 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`.
+    /// `InvalidArgument` if the arguments are invalid on this rank.
     pub fn gather_into<S, D>(&mut self, source: &'buffers S, destination: Option<&'buffers mut D>, root: usize) -> Result<()>
     where
         S: Buffer + ?Sized,
@@ -404,7 +410,7 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`.
+    /// `InvalidArgument` if the arguments are invalid on this rank.
     pub fn scatter<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, root: usize) -> Result<()> {
         self.record(self.comm.prepare_scatter_in_place(buffer.memory_mut(), root))
     }
@@ -413,7 +419,7 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`.
+    /// `InvalidArgument` if the arguments are invalid on this rank.
     pub fn scatter_into<S, D>(&mut self, source: Option<&'buffers S>, destination: &'buffers mut D, root: usize) -> Result<()>
     where
         S: Buffer + ?Sized,
@@ -426,7 +432,7 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`.
+    /// `InvalidArgument` if the arguments are invalid on this rank.
     pub fn all_to_all<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B) -> Result<()> {
         self.record(self.comm.prepare_all_to_all(Source::InPlace, buffer.memory_mut()))
     }
@@ -435,7 +441,7 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`.
+    /// `InvalidArgument` if the arguments are invalid on this rank.
     pub fn all_gather_v<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, counts: &[usize]) -> Result<()> {
         self.record(self.comm.prepare_all_gather_v(None, buffer.memory_mut(), counts))
     }
@@ -444,7 +450,7 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`.
+    /// `InvalidArgument` if the arguments are invalid on this rank.
     pub fn all_gather_v_into<S, D>(&mut self, source: &'buffers S, destination: &'buffers mut D, counts: &[usize]) -> Result<()>
     where
         S: Buffer + ?Sized,
@@ -457,7 +463,8 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` and `Unsupported`.
+    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the element type does not
+    /// have the op.
     pub fn reduce_scatter_v<B: BufferMut + ?Sized>(
         &mut self,
         buffer: &'buffers mut B,
@@ -471,7 +478,8 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` and `Unsupported`.
+    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the element type does not
+    /// have the op.
     pub fn reduce_scatter_v_into<S, D>(
         &mut self,
         source: &'buffers S,
@@ -490,7 +498,7 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`.
+    /// `InvalidArgument` if the arguments are invalid on this rank.
     pub fn gather_v_into<S, D>(&mut self, source: &'buffers S, destination: Option<(&'buffers mut D, &[usize])>, root: usize) -> Result<()>
     where
         S: Buffer + ?Sized,
@@ -507,7 +515,7 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`.
+    /// `InvalidArgument` if the arguments are invalid on this rank.
     pub fn scatter_v_into<S, D>(&mut self, source: Option<(&'buffers S, &[usize])>, destination: &'buffers mut D, root: usize) -> Result<()>
     where
         S: Buffer + ?Sized,
@@ -520,7 +528,7 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`.
+    /// `InvalidArgument` if the arguments are invalid on this rank.
     pub fn all_to_all_v_into<S, D>(
         &mut self,
         source: &'buffers S,

@@ -1,9 +1,9 @@
 //! Collectives to and from lists of buffers, one buffer for each rank, in all their forms.
 //!
-//! Each rank decides for itself whether its blocks lie side by side or each in its own buffer. So ranks compare a call
-//! on a list as the call with a count for each rank (`gather_v`, `scatter_v`, `all_to_all_v`). A rank that passes a
-//! list thus makes the same call as a rank that passes one buffer. Buffers are not copied together: plans name places
-//! by offsets, and a list gives their addresses (`job::List`).
+//! Each rank decides for itself whether its blocks lie in one buffer, or each in a buffer of its own. So ranks compare
+//! a call on a list as the call with a count for each rank (`gather_v`, `scatter_v`, `all_to_all_v`). A rank that
+//! passes a list thus makes the same call as a rank that passes one buffer. The buffers of a list are not copied into
+//! one buffer. Plans name places by offsets, and `job::List` returns the address of an offset.
 
 use std::marker::PhantomData;
 
@@ -204,7 +204,7 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`.
+    /// `InvalidArgument` if the arguments are invalid on this rank.
     pub fn gather_list<S, D>(&mut self, source: &'buffers S, destinations: Option<&'buffers mut [D]>, root: usize) -> Result<()>
     where
         S: Buffer + ?Sized,
@@ -217,7 +217,7 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`.
+    /// `InvalidArgument` if the arguments are invalid on this rank.
     pub fn scatter_list<S, D>(&mut self, sources: Option<&'buffers [S]>, destination: &'buffers mut D, root: usize) -> Result<()>
     where
         S: Buffer,
@@ -230,7 +230,7 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`.
+    /// `InvalidArgument` if the arguments are invalid on this rank.
     pub fn all_gather_list<S, D>(&mut self, source: &'buffers S, destinations: &'buffers mut [D]) -> Result<()>
     where
         S: Buffer + ?Sized,
@@ -243,7 +243,7 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`.
+    /// `InvalidArgument` if the arguments are invalid on this rank.
     pub fn all_to_all_list<S, D>(&mut self, sources: &'buffers [S], destinations: &'buffers mut [D]) -> Result<()>
     where
         S: Buffer,

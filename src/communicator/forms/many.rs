@@ -17,8 +17,8 @@ use crate::host::backend::Jobs;
 ///
 /// Each call takes a list of any number of buffers (`[Vec<T>]`, `[&mut [T]]`, `[CudaSlice<T>]` and so on), all on the
 /// host or all on a device. It does what one call for each buffer would do, in list order. On every rank, the list must
-/// have the same number of buffers, of the same lengths, in the same order. Ranks compare this before anything is
-/// written. The list may be empty, and so may buffers in it.
+/// have the same number of buffers, of the same lengths, in the same order. Ranks compare these numbers and lengths
+/// before anything is written. The list may be empty, and so may buffers in it.
 ///
 /// On the host, small buffers are joined, so that together they cost one call and two copies of their bytes. Larger
 /// buffers (above 4 KiB if all ranks share a host, above 64 KiB between hosts) are handled one after the other, without
@@ -188,7 +188,8 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` and `Unsupported`.
+    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the element type does not
+    /// have the op.
     pub fn all_reduce_many<B: BufferMut>(&mut self, buffers: &'buffers mut [B], op: impl Into<Reduction<B::Element>>) -> Result<()> {
         self.record(self.comm.prepare_all_reduce_many(buffers, &op.into()))
     }
@@ -197,7 +198,7 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`.
+    /// `InvalidArgument` if the arguments are invalid on this rank.
     pub fn broadcast_many<B: BufferMut>(&mut self, buffers: &'buffers mut [B], root: usize) -> Result<()> {
         self.record(self.comm.prepare_broadcast_many(buffers, root))
     }
@@ -206,7 +207,7 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument`.
+    /// `InvalidArgument` if the arguments are invalid on this rank.
     pub fn all_gather_many_into<S, D>(&mut self, sources: &'buffers [S], destinations: &'buffers mut [D]) -> Result<()>
     where
         S: Buffer,
@@ -219,7 +220,8 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` and `Unsupported`.
+    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the element type does not
+    /// have the op.
     pub fn reduce_scatter_many_into<S, D>(
         &mut self,
         sources: &'buffers [S],

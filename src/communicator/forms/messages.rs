@@ -164,10 +164,10 @@ type Terms = fn(&Communicator, &'static str, &Envelope, (TypeTag, usize)) -> Res
 /// # Errors of messages
 ///
 /// If a send gives up before its message was received, the receive that would have got it fails immediately with
-/// `Message`. If a receive gives up in the middle of a message, the message is kept for the next receive. If it cannot
-/// be kept (limit: 256 MiB on a rank), both ends get an error that reports it as lost. The text of an error tells these
-/// cases apart. Once the message of a send of at most 64 KiB is partly written, the rest is written too, and the send
-/// succeeds.
+/// `Message`. If a receive gives up in the middle of a message, the message is kept for the next receive. If the
+/// message cannot be kept (limit: 256 MiB on a rank), both ends get an error that reports it as lost. The text of an
+/// error tells these cases apart. Once a message of at most 64 KiB is partly written, its send no longer gives up: the
+/// send writes the rest, and succeeds.
 ///
 /// Errors common to messages:
 /// - `InvalidArgument` if a rank or tag is out of range.

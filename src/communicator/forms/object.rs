@@ -1,4 +1,5 @@
-//! Collectives on any serialisable value (feature `serde`): encoded with postcard, sizes first, total size limited.
+//! Collectives on any serialisable value (feature `serde`). Values are encoded with postcard, and their total size is
+//! limited. The ranks exchange the sizes before they exchange the encoded values.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;

@@ -1,9 +1,9 @@
-//! Any serialisable value as a message between two ranks (feature `serde`): encoded with postcard, one message per
-//! object, size limited.
+//! Messages that carry a serialisable value from one rank to another (feature `serde`). Each value is encoded with
+//! postcard and sent as one message, whose size is limited.
 //!
-//! An object's message has its own element type. So it differs from a buffer's message with the same tag, and a receive
-//! of the other kind fails instead of taking it. The receive allocates memory once a message has matched it, so no size
-//! is sent first.
+//! An object's message has its own element type. So a receive of a buffer fails if it matches an object's message, and
+//! a receive of an object fails if it matches a buffer's message. A receive of an object allocates memory after a
+//! message has matched it, so no size is sent in advance.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;

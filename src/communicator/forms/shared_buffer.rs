@@ -107,8 +107,8 @@ fn in_words([code, align, len]: [u64; 3]) -> String {
 const COMMON_ALIGNMENT: u64 = 4096;
 
 impl Communicator {
-    /// Allocates a buffer of `len` zeros in memory that all ranks of this host share. So in collectives on the buffer,
-    /// or on parts of it, a rank can read other ranks' buffers directly. This is a collective: every rank must call it
+    /// Allocates a buffer of `len` zeros in memory that all ranks of this host share. In collectives on the buffer, or
+    /// on parts of it, a rank can read other ranks' buffers directly. `alloc` is a collective: every rank must call it
     /// with the same type and length, and gets its own buffer.
     ///
     /// ```

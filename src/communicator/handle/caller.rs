@@ -1,9 +1,10 @@
-//! Finds out whether two threads make collectives on one communicator at the same time. Then the order of their calls
-//! is a matter of chance, and may differ on other ranks.
+//! Finds out whether two threads make collectives on one communicator at the same time. If they do, the order of their
+//! calls is a matter of chance, and may differ on other ranks.
 //!
-//! Ranks cannot find this out by comparing calls. The calls of two threads may be equal, and which thread of a rank
-//! makes a call says nothing: pools of threads make calls in a common order on other threads each time. But two
-//! blocking calls at the same time have no order that the program has determined, so it is enough to detect these.
+//! Ranks cannot find this out by comparing calls, because the calls of two threads may be equal. The calling thread
+//! alone does not show a mistake either: a thread pool can make calls in a common order, each call on a different
+//! thread. But the program has determined no order for two blocking calls that run at the same time. So it is enough to
+//! detect such pairs.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

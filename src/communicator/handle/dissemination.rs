@@ -4,10 +4,11 @@
 //! same distance behind notifies it in the same way. The distance doubles with each round. A notification reports every
 //! rank that its sender knows to have entered. So after log₂ n rounds, each rank knows whether all ranks have entered.
 //!
-//! A rank receives from any other rank in only one round. So messages need no number: messages of one source and tag
-//! arrive in order, and each barrier takes one. A barrier whose deadline has passed is not over: what it has sent stays
-//! valid, and what it awaits still arrives. So the next barrier with the tag continues where the earlier one stopped.
-//! If several threads use a tag, the k-th thread to leave the barrier knows that every rank has entered k times.
+//! In one barrier, a rank receives from each other rank in at most one round. So messages need no number: messages of
+//! one source and tag arrive in order, and each barrier takes one. A barrier whose deadline has passed is not over: the
+//! messages that it has sent stay valid, and the messages that it waits for still arrive. So the next barrier with the
+//! same tag continues where the earlier one stopped. If several threads use a tag, the k-th thread to leave the barrier
+//! knows that every rank has entered k times.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;

@@ -1,8 +1,8 @@
 //! The store at which the ranks of a job met, kept for the program's own keys if `Config::keep_store` is set.
 //!
-//! If the store is served, a rank keeps no connection to it, only its address. Each handle has its own connection, so
-//! that one thread may wait for a key that another thread sets. Rank 0 keeps its server as long as one of its
-//! communicators of the job lives.
+//! If a server provides the store, a rank keeps only the server's address, and no connection. Each handle has its own
+//! connection, so that one thread may wait for a key that another thread sets. Rank 0 keeps its server as long as one
+//! of its communicators of the job lives.
 
 use std::sync::Arc;
 use std::time::Duration;

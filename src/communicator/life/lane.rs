@@ -1,5 +1,5 @@
-//! Lanes: communicators for threads that have no common order. Ranks make a lane by messages, which they match by its
-//! number. So threads may ask for lanes in any order.
+//! Lanes: communicators for threads that have no common order. Ranks make a lane by exchanging messages that carry the
+//! lane's number. So threads may ask for lanes in any order.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Sends one message and receives one, as when two ranks swap. Neither message waits for the other to be posted.
+//! Sends one message and receives one, for example to swap data with a peer. Neither message waits until the other is
+//! posted.
 
 #![expect(unsafe_code, reason = "posted messages point into buffers that their caller keeps alive")]
 

@@ -1,9 +1,9 @@
 //! The backend's memory for folds and exchanges in place: a small part from the start, and the full amount from the
 //! first call that needs more.
 //!
-//! A process has many communicators, and most never fold anything large, so the 256 MiB are allocated only when first
-//! needed. How a call is cut into pieces depends only on the setting and the call, so that all ranks cut it in the same
-//! way. The ranks agree whether all of them could allocate, as at the first use of a custom kernel
+//! A process can have many communicators, and most of them never fold large data. So the 256 MiB are allocated when
+//! they are first needed. How a call is cut into pieces depends only on the setting and the call, so that all ranks cut
+//! it in the same way. The ranks agree whether all of them could allocate, as at the first use of a custom kernel
 //! (`DeviceBackend::first_use`). The memory grows only once, because memory that a graph has captured must not move.
 
 #![expect(unsafe_code, reason = "device memory is allocated and freed by hand")]

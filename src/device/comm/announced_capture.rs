@@ -1,8 +1,8 @@
 //! Announces to other ranks whether a call becomes part of a graph.
 //!
-//! Ranks that compare a call first notify each other whether it becomes part of a graph, and then wait for each other.
-//! Meanwhile another thread may begin or end a capture of the stream. The call is then refused: the others would wait
-//! for a call that runs only when its graph is launched, or never.
+//! Before ranks compare a call, they notify each other whether the call becomes part of a graph, and then wait for each
+//! other. During this wait, another thread may begin or end a capture of the stream. The call is then refused, because
+//! the other ranks would wait for a call that runs only when its graph is launched, or never.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 

@@ -1,4 +1,5 @@
-//! Calls that become part of graphs. Whether a call does is determined at its beginning and its end.
+//! Calls that become part of graphs. A check at the beginning of a call and a check at its end determine whether the
+//! call becomes part of a graph.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,10 +1,10 @@
-//! Runs work on control communicators, and other NCCL calls that may take long, on separate threads, each of which ends
-//! with its work.
+//! Runs work on control communicators, and other NCCL calls that may take long. Each piece of work runs on a separate
+//! thread, which ends with the work.
 //!
-//! Such a thread does one piece of work from beginning to end. Up to NCCL 2.26, the state of work in progress lives in
-//! the memory of the thread that began it. That thread must therefore wait for the end of the work, or abort it. A
-//! function that fails may leave the thread inside a group. Some functions wait for other ranks, whatever the
-//! communicator's settings. The caller waits for the thread until its deadline, and no longer.
+//! Such a thread does its work from beginning to end. Up to NCCL 2.26, the state of work in progress is in the memory
+//! of the thread that began the work. So this thread itself must wait for the end of the work, or abort it. A function
+//! that fails may leave the thread inside a group. Some functions wait for other ranks, whatever the settings of the
+//! communicator are. The caller waits for the thread until the caller's deadline, and no longer.
 
 #![expect(unsafe_code, reason = "NCCL is C")]
 

@@ -1,22 +1,22 @@
 //! Tracks the graphs into which a communicator's calls were captured, and which of these calls are running.
 //!
-//! NCCL keeps a communicator while such a graph exists, and ending the communicator before that would wait forever. A
-//! launch of a graph is not a call of this crate, so nothing on the host begins when a captured call does.
+//! NCCL keeps a communicator as long as such a graph exists. If the communicator were ended before, that would wait
+//! forever. A launch of a graph is not a call of this crate, so no code of this crate runs when a captured call begins.
 //!
 //! So each capture gets a *user object*, whose destructor the driver calls when the graph, everything made from it and
-//! all their launches are gone. And each captured call gets two small nodes around it, which write its number and then
-//! zero to a word of pinned memory. From time to time, the host reads the word, and marks the number that it has seen
-//! there. If the mark is still there at the next read, the same run of the same call is still running, because every
-//! run overwrites it.
+//! all their launches are gone. Each captured call also gets two small nodes. The node before the call writes the
+//! call's number to a word of pinned memory, and the node after the call writes zero. From time to time, the host reads
+//! the word, and marks the number that it has seen there. If the mark is still there at the next read, the same run of
+//! the same call is still running, because every run overwrites the mark.
 //!
-//! Calls of one capture on one stream run one after the other, so they share a word; branches have words of their own.
+//! Calls of one capture on one stream run one after the other, so they share a word. Branches have words of their own.
 //! Launches of one executable graph follow each other by the driver's rules. If a program runs two executables of one
 //! graph at the same time, which NCCL forbids, the end of one run hides that the other run is still in progress. A call
 //! that is stuck in the other run is then noticed late or not at all, but no call is wrongly considered stuck. A launch
-//! that the driver refuses writes nothing. A graph that is launched after a capture failed in the middle of a call
-//! would leave a number behind; its communicator has ended by then.
+//! that the driver refuses writes nothing. If a capture fails in the middle of a call, a launch of its graph would
+//! leave a number behind. The communicator of that call has ended by then.
 //!
-//! CUDA's documentation does not say whether such a node may write pinned memory. If a driver refuses the first one,
+//! CUDA's documentation does not say whether such a node may write pinned memory. If a driver refuses the first node,
 //! calls are captured without these nodes, and their launches are not watched.
 
 use std::ffi::c_void;

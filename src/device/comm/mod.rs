@@ -12,27 +12,28 @@
 //!   communicator is configured to share its resources with its children (`splitShare`). So both have the same abort
 //!   flags, in host and device memory, and the shared resources are reference-counted.
 //!
-//! Why that is sound, according to NCCL's sources from 2.20.5 to 2.30.7:
+//! This design is sound for the following reasons, according to NCCL's sources from 2.20.5 to 2.30.7:
 //!
-//! - *An abort* of the control communicator raises the flags before anything that may wait for the device. Kernels end,
-//!   and a thread inside the data communicator, for example one that waits for ranks to which it connects, returns with
-//!   an error. The data communicator's own memory is not touched: it is aborted once no thread is inside
-//!   ([`state::InCallGuard`]). Until then its handle is valid.
-//! - *A deadline that passes* makes another thread abort (`watchdog.rs`), and the thread inside gets its error.
+//! - *An abort* of the control communicator sets the flags before it does anything that may wait for the device.
+//!   Kernels then end. A thread inside the data communicator, for example a thread that waits for ranks to which it
+//!   connects, returns with an error. The data communicator's own memory is not touched before no thread is inside it
+//!   ([`state::InCallGuard`]). Then the data communicator is aborted too. Until then its handle is valid.
+//! - *When a deadline passes*, another thread aborts (`watchdog.rs`), and the thread inside the call gets its error.
 //! - *Captured graphs* hold only the data communicator, so they cannot delay the abort of the control communicator,
-//!   which releases the streams. NCCL's last abort waits until the graphs are dropped, on a thread that no other thread
-//!   waits for; closing is refused while they exist.
+//!   which releases the streams. The abort of the data communicator waits until the graphs are dropped, on a thread
+//!   that no other thread waits for. A close is refused while graphs exist.
 //! - *Children* would also share the flags, and end with their parent. So each child starts as a new control
 //!   communicator: from a new id, or by the calls for which NCCL creates separate flags (`ncclCommShrink`,
 //!   `ncclCommGrow`, splits of a revoked communicator).
 //! - *All other calls* may take as long as other ranks do. They run on separate threads, for which the caller waits
 //!   until its deadline (`control.rs`).
-//! - *`ncclCommRevoke`* frees memory that a call in progress uses (up to 2.30.7). While its turn is held, the control
-//!   communicator has no call in progress, and the gate keeps threads out of the data communicator.
+//! - *`ncclCommRevoke`* frees memory that a call in progress uses (up to 2.30.7). During a revocation, the control
+//!   communicator has no call in progress, because the revocation holds its turn. A lock, the *gate* (`state.rs`),
+//!   keeps threads out of the data communicator.
 //!
 //! Two ranks may make the first calls of two communicators of one device in different orders; each rank then waits
 //! inside NCCL for the other. So no thread waits long for the lock of a device, which serialises launches
-//! ([`lock::Device::turn`]). Which threads may be inside a communicator is decided by its own locks.
+//! ([`lock::Device::turn`]). A communicator's own locks decide which threads may be inside it.
 
 #![expect(unsafe_code, reason = "NCCL is C")]
 

@@ -1,9 +1,9 @@
 //! The threads that notice calls that do not end, and abort their communicators.
 //!
-//! For each device of the process, a *prober* queries the driver and NCCL. It may get stuck there, if another thread's
-//! free, module or synchronisation call holds the driver's locks while a kernel waits for other ranks. One *timekeeper*
-//! queries neither. It relies on what the probers have published and what calls record themselves. So deadlines take
-//! effect even if the driver does not answer.
+//! For each device of the process, a *prober* queries the driver and NCCL. A prober may get stuck in the driver: a call
+//! of another thread (free, module or synchronisation) can hold the driver's locks while a kernel waits for other
+//! ranks. One *timekeeper* queries neither the driver nor NCCL. It relies on the values that the probers have published
+//! and that calls record themselves. So deadlines take effect even if the driver does not answer.
 
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};

@@ -31,8 +31,8 @@ const CLOSED: &[u8] = b"cleanup/";
 /// The file is a log. Every change is appended under a lock (`flock`), so the file system must support that. Waiting
 /// is polling, with pauses of up to 20 ms.
 ///
-/// If a world size is given, the last of that many stores to be dropped removes the file. A run that crashes leaves its
-/// file behind. Remove it before the next run with the same path, or use a new path for each run.
+/// If a world size is given, the file is removed when the last of that many stores is dropped. A run that crashes
+/// leaves its file behind. Remove this file before the next run with the same path, or use a new path for each run.
 ///
 /// There are no queues: they need a [`TcpStore`](crate::store::TcpStore) or a
 /// [`MemoryStore`](crate::store::MemoryStore). [`num_keys`](Store::num_keys) also counts the keys by which the store
@@ -75,8 +75,8 @@ struct Shared {
 impl FileStore {
     /// Opens the file at `path`, and creates it if it is absent.
     ///
-    /// `world_size` is the total number of stores that will be opened on the file. The last of them to be dropped
-    /// removes it. With `None` the file is kept. `timeout` limits the wait for the file's lock.
+    /// `world_size` is the total number of stores that will be opened on the file. The file is removed when the last of
+    /// these stores is dropped. With `None`, the file is kept. `timeout` limits the wait for the file's lock.
     ///
     /// # Errors
     ///

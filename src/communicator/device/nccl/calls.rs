@@ -105,7 +105,7 @@ impl NcclCommunicator {
 ///   happened then.
 /// - `Unsupported` for an op that the type does not have, and for a compared call in a capture.
 /// - `Mismatch` if the ranks' calls differ.
-/// - `Timeout` if ranks do not make the call; it ends the communicator.
+/// - `Timeout` if ranks do not make the call. A timeout ends the communicator.
 /// - `Nccl`, `Cuda`.
 /// - `Poisoned` after an earlier error that ended the communicator.
 impl NcclCommunicator {

@@ -1,9 +1,9 @@
 //! Typed messages of an `NcclCommunicator`, single or in groups.
 //!
-//! Before either end of a message queues its part, both send each other 64 bytes. These describe, for one pair of
-//! ranks, the messages of the group in both directions. So a `send` or `recv` returns only once the other end has made
-//! its call. NCCL matches the messages of a pair of ranks only by their order. Because of the exchange, it never gets
-//! two ends that differ.
+//! Before the two ends of a message queue their parts, each end sends the other 64 bytes. The 64 bytes describe all
+//! messages of the group between these two ranks, in both directions. So a `send` or `recv` returns only after the
+//! other end has made its call. NCCL matches the messages of two ranks only by their order. After this exchange, NCCL
+//! never gets two ends that differ.
 
 #![expect(unsafe_code, reason = "addresses of buffers that are borrowed are handed to the device backend")]
 

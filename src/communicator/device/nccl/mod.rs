@@ -1,5 +1,5 @@
-//! Safe calls of an `NcclCommunicator`. It has no host backend, so the ranks exchange over NCCL the values that they
-//! have to agree on.
+//! Safe calls of an `NcclCommunicator`. An `NcclCommunicator` has no host backend. So its ranks use NCCL to exchange
+//! the values on which they have to agree.
 
 mod agreement;
 mod calls;

@@ -1,9 +1,9 @@
-//! Splits and growth of an `NcclCommunicator`. Colours, keys and ids travel over NCCL. The communicators are made from
-//! new ids:
+//! Splits and growth of an `NcclCommunicator`. Colours, keys and ids travel over NCCL. Each new communicator starts
+//! from a new id:
 //! - A communicator that NCCL splits off shares the abort flags of its parent. So each part starts from an id that its
 //!   first rank makes.
-//! - A communicator that NCCL grows (`ncclCommGrow`, up to 2.30.7) takes over the resources of a communicator that had
-//!   a split, and counts them wrongly. So a larger communicator also starts from a new id.
+//! - If a communicator has been split, a communicator that NCCL grows from it (`ncclCommGrow`, up to 2.30.7) counts the
+//!   shared resources wrongly. So a larger communicator also starts from a new id.
 
 use std::ffi::c_char;
 use std::sync::Arc;
@@ -20,9 +20,9 @@ use crate::error::{Error, Peer, Result};
 type Member = (i32, usize);
 
 impl NcclCommunicator {
-    /// Splits the ranks by colour into new communicators. In each new communicator, the ranks are ordered by key. Ranks
-    /// without a colour also make this call, and get `None`. Collective. Each new communicator stays usable even if
-    /// this communicator fails.
+    /// Splits the ranks by colour into new communicators. In each new communicator, the ranks are ordered by key.
+    /// Collective: every rank must make this call. Ranks without a colour get `None`. Each new communicator stays
+    /// usable even if this communicator fails.
     ///
     /// # Errors
     ///
@@ -54,7 +54,7 @@ impl NcclCommunicator {
 
     /// Makes a larger communicator. The ranks of this communicator are part of the larger one and keep their numbers.
     /// The new ranks call [`join`](Self::join). The rank that made the id passes the id. The other ranks of this
-    /// communicator pass `None`. Collective.
+    /// communicator pass `None`. Collective: every rank of this communicator must make this call.
     ///
     /// # Errors
     ///

@@ -1,6 +1,6 @@
-//! Symmetric windows of an `NcclCommunicator`. Before any rank registers a buffer, each reports over NCCL whether it
-//! has one, and its length. A refusal on one rank alone would leave the others waiting inside NCCL, and a refusal by
-//! NCCL ends its communicator.
+//! Symmetric windows of an `NcclCommunicator`. Before any rank registers a buffer, every rank reports over NCCL whether
+//! its buffer is suitable, and the buffer's length. If only one rank refused, the other ranks would wait inside NCCL.
+//! If NCCL refused, its communicator would end.
 
 #![expect(unsafe_code, reason = "how windows are used in later calls cannot be checked")]
 

@@ -29,11 +29,11 @@
 //!
 //! # Missing resources
 //!
-//! A listener without a descriptor for a new connection pauses, since a flood of unproven connections may be the cause.
-//! If there are no unproven connections and the shortage lasts, the cause is a limit of the process itself
-//! (`Admission::starved`), and the waiting parties are notified. A client gets a last message, for which a descriptor
-//! is reserved; rank 0 is notified by its store's server, and a rank by its own listener. If the system refuses to
-//! share memory, all ranks of that host use TCP (`host/shm/group.rs`).
+//! If a listener has no descriptor for a new connection, it pauses, because a flood of unproven connections may be the
+//! cause. If there are no unproven connections and the shortage lasts, the cause is a limit of the process itself
+//! (`Admission::starved`). The listener then notifies the parties that wait. A client gets a last message, for which a
+//! descriptor is reserved. Rank 0 is notified by its store's server, and a rank by its own listener. If the system
+//! refuses to share memory, all ranks of that host use TCP (`host/shm/group.rs`).
 
 mod builder;
 mod parent;

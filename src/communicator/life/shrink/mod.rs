@@ -3,8 +3,9 @@
 //! # Design
 //!
 //! The store of the start may have died with rank 0. So every rank of a job has a *recovery listener* (`recovery.rs`):
-//! a port at which it listens from the start and serves nothing. A refused connection means that the process is gone,
-//! and an accepted one that it lives. If there is no answer, the process may be gone or alive.
+//! a port at which it listens from the start, and at which it serves nothing before a shrink. A refused connection
+//! means that the process is gone. An accepted connection means that the process is alive. If there is no answer, the
+//! process may be gone or alive.
 //!
 //! The lowest survivor leads. The leader turns its recovery listener into a store, and opens a round there. The others
 //! join the round, and report which ranks they had given up. The leader waits for every rank that it has no reason to
@@ -13,17 +14,18 @@
 //! lower rank leading.
 //!
 //! - **Stopped and unreachable ranks** cannot be distinguished from slow ones. The failed communicator gives hints: if
-//!   others gave up waiting for a rank, the leader waits for it for only one second. That rank may not be the cause
-//!   (another may have delayed it), and ranks may know different things, so it is accepted if it joins in time. If it
-//!   joins after the round has closed it gets `LeftBehind`, even if it wakes up much later and would lead: the recovery
-//!   listeners of the ranks that continued stay open and report this.
+//!   others gave up waiting for a rank, the leader waits for that rank for only one second. The hint may be wrong,
+//!   because a third rank may have delayed this rank. So the rank is accepted if it joins in time. If it joins after
+//!   the round has closed, it gets `LeftBehind`, even if it wakes up much later and would lead: the recovery listeners
+//!   of the ranks that continued stay open and report this.
 //! - **The ranks never split.** Each member reports at its own recovery listener that it has continued. A rank that is
 //!   about to close a round reports this intention before it looks at the others' recovery listeners. But it may be
 //!   stopped right after it has looked, and the others may give up waiting for it. So before `shrink` returns, each
 //!   member reports that it continues, and looks once more at the recovery listeners of all non-members. A member
-//!   repeats this if looking took too long. If ranks cannot be reached, only the larger part of the ranks not known to
-//!   be dead continues; of two halves, the one with the lowest rank. A host that loses its power counts as unreachable,
-//!   so of two hosts the second cannot continue without the first.
+//!   repeats both steps if the look took too long. If ranks cannot be reached, only the larger part of the ranks
+//!   continues. Ranks that are known to be dead do not count. Of two equal halves, the half with the lowest rank
+//!   continues. A host that loses its power counts as unreachable, so of two hosts the second cannot continue without
+//!   the first.
 //! - **This is tested, not only argued**: a trait (`protocol.rs`) contains everything that a shrink needs from its
 //!   environment. The tests simulate this environment: a clock, and deaths, sleeps and network cuts in an order drawn
 //!   from a seed.
@@ -62,16 +64,16 @@ use protocol::{Given, GroupSetup, Shrinking, World};
 use status::{Status, status_key};
 
 impl Communicator {
-    /// Makes a new communicator of the remaining ranks, in their old order and numbered from 0 without gaps. It works
-    /// after a lost peer, a timeout or an abort has ended this communicator. Every remaining rank must call it. If the
-    /// communicator has not ended yet, this ends it; peers that are inside a call get `Aborted` and should also call
-    /// `shrink`.
+    /// Makes a new communicator of the remaining ranks, in their old order and numbered from 0 without gaps. Call
+    /// `shrink` after a lost peer, a timeout or an abort has ended this communicator. Every remaining rank must call
+    /// it. If this communicator has not ended yet, `shrink` ends it. Peers that are inside a call then get `Aborted`,
+    /// and should also call `shrink`.
     ///
-    /// Ranks whose process is gone are left out at once, as are those that had closed this communicator. `shrink` waits
+    /// Ranks whose process is gone, and ranks that had closed this communicator, are left out at once. `shrink` waits
     /// one second for a rank whose lateness ended this communicator, and half the [`timeout`](Self::timeout) for any
-    /// other rank. A rank that dies meanwhile is left out too. If ranks cannot be reached at all, for example because a
-    /// network is cut, only the larger part continues; of two halves, the one with the lowest rank. Neither rank 0 nor
-    /// the store at which the job met is needed.
+    /// other rank. A rank that dies during this wait is left out too. If ranks cannot be reached at all, for example
+    /// because a network is cut, only the larger part of the ranks continues. Of two equal halves, the half with the
+    /// lowest rank continues. `shrink` needs neither rank 0 nor the store at which the job met.
     ///
     /// The new communicator has the same settings and, if this one had a device backend, a device backend on the same
     /// GPU. Buffers from [`alloc`](Self::alloc) still belong to this communicator. Each rank makes about ten store
