@@ -312,9 +312,10 @@ pub struct Config {
     ///
     /// **What is compared.** Of each call, the ranks compare the kind, op (a custom op by its name), element type, count,
     /// root and lists of counts. Of a group, they compare each call. If anything differs, the ranks get a `Mismatch`
-    /// before the call is queued, and the communicator stays usable. There are two exceptions: messages, and groups of several
-    /// communicators ([`Communicator::group_across`](crate::Communicator::group_across)). When a rank finds a mismatch
-    /// in one of these, other ranks already know of the calls, so the mismatch ends the communicators involved.
+    /// before the call is queued, and the communicator stays usable. There are two exceptions: messages, and groups of
+    /// several communicators ([`Communicator::group_across`](crate::Communicator::group_across)). When a rank finds a
+    /// mismatch in one of these, other ranks already know of the calls, so the mismatch ends the communicators
+    /// involved.
     ///
     /// **Cost.** A compared collective returns only after every rank has called it. The comparison of a collective costs
     /// as much time as an `all_gather_into` of 40 B on the host. A compared receive returns only when its sender has

@@ -1,8 +1,8 @@
 //! Saves burn's modules and optimisers in checkpoints, and loads them with any number of ranks.
 //!
 //! The functions add tensors to a [`Writer`] of `collectives-train`, and read tensors from a [`Checkpoint`]. So one
-//! checkpoint can contain a module, an optimiser, and metadata. A [`Saver`] saves it in the background. The files are
-//! safetensors files. Each parameter has its own name in one of these files, and other programs can load it.
+//! checkpoint can contain a module, an optimiser, and metadata. A [`Saver`] saves the checkpoint in the background. The
+//! files are safetensors files. Each parameter has its own name in one of these files, and other programs can load it.
 //!
 //! ```
 //! # let folder = tempfile::tempdir()?;

@@ -1,9 +1,9 @@
 //! Saves candle's variables in checkpoints, and loads them with any number of ranks.
 //!
 //! The functions add tensors to a [`Writer`] of `collectives-train`, and read tensors from a [`Checkpoint`]. So one
-//! checkpoint can contain variables, the state of an optimiser, and metadata. A [`Saver`] saves it in the background.
-//! The files are safetensors files. If a tensor is not split over ranks, it has its own name in one of these files, and
-//! candle's `MmapedSafetensors` and Python's `safetensors` can load it.
+//! checkpoint can contain variables, the state of an optimiser, and metadata. A [`Saver`] saves the checkpoint in the
+//! background. The files are safetensors files. If a tensor is not split over ranks, it has its own name in one of
+//! these files, and candle's `MmapedSafetensors` and Python's `safetensors` can load it.
 //!
 //! ```
 //! # let folder = tempfile::tempdir()?;
@@ -76,8 +76,8 @@ pub fn write_variables(writer: &mut Writer<'_>, variables: &VarMap, split: impl 
 }
 
 /// Adds this rank's piece of a tensor to a checkpoint. `shape` is the shape of the whole tensor. The tensor must have
-/// the shape of the piece: `shape`, except that a range of a dimension is as long as that range. A flat range needs a
-/// tensor of one dimension.
+/// the shape of the piece. If the piece is a range of a dimension, this dimension is as long as the range, and the
+/// other dimensions are as in `shape`. A flat range needs a tensor of one dimension.
 ///
 /// The values are read later, and the call returns no error, as for [`write_variables`].
 pub fn write_tensor(writer: &mut Writer<'_>, name: &str, shape: &[usize], piece: Piece, tensor: &Tensor) {

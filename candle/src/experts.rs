@@ -18,9 +18,9 @@ use crate::share::expect_same_part;
 ///
 /// # Order
 ///
-/// An expert runs once, on all its tokens: those of rank 0 first, and in the order in which the rank has passed them. A
-/// token's results are added in the order of its choices. So repeated runs give the same bits. The bits are also those
-/// of one rank that has all experts and gets the tokens of all ranks in rank order.
+/// An expert runs once, on all its tokens. The tokens are in rank order, and the tokens of one rank are in the order in
+/// which the rank has passed them. A token's results are added in the order of its choices. So repeated runs give the
+/// same bits. One rank that has all experts, and gets the tokens of all ranks in rank order, computes these bits too.
 ///
 /// # Gradients
 ///
@@ -80,9 +80,9 @@ impl<M: Module> ExpertParallel<M> {
         Ok(Self { comm: comm.clone(), experts, held, capacity: None })
     }
 
-    /// Limits how many rows each expert takes in one pass, over the tokens of all ranks. The first rows are taken:
-    /// those of lower ranks first, and on each rank those of earlier tokens. A choice that is dropped adds nothing to
-    /// its token's result. Every rank must set the same capacity.
+    /// Limits how many rows each expert takes in one pass, over the tokens of all ranks. The expert takes the first
+    /// rows, in rank order, and the rows of one rank in the order of the tokens. A choice that is dropped adds nothing
+    /// to its token's result. Every rank must set the same capacity.
     #[must_use]
     pub fn capacity(mut self, rows: usize) -> Self {
         self.capacity = Some(rows);

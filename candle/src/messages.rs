@@ -1,7 +1,7 @@
 //! Tensors as messages between two ranks, with their types and shapes.
 //!
-//! A header tells the type and the shape. The elements follow in messages of at most [`PIECE_BYTES`]. So a receiver
-//! never allocates much more memory than has arrived, whatever the header says. No tensor of candle has the header's
+//! A header contains the type and the shape. The elements follow in messages of at most [`PIECE_BYTES`]. So a receiver
+//! never allocates much more memory than has arrived, even if the header is wrong. No tensor of candle has the header's
 //! element type, so elements cannot be taken for a header.
 
 use candle_core::op::BackpropOp;
@@ -106,7 +106,8 @@ fn send_elements<T: Element>(comm: &Communicator, elements: &[T], to: Envelope) 
 ///
 /// Fails in these cases:
 ///
-/// - What arrives is not a tensor, for example because the peer used `send`. The received messages are then lost.
+/// - The message that arrives is not a tensor, for example because the peer used `send`. The received messages are then
+///   lost.
 /// - [`Communicator::recv`] fails. Later messages of this tensor may still arrive: if the communicator is still usable,
 ///   use another tag from then on.
 /// - candle fails, for example because there is no memory on the device.

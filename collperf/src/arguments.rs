@@ -114,7 +114,7 @@ pub(crate) struct Arguments {
     /// launcher: ranks of each process [default: 1]. The total number of ranks is processes x -t x -g
     #[arg(short = 'g', long = "ngpus", alias = "ranks-per-host", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) ranks_here: Option<u16>,
-    /// Start ranks as threads: this number times -g, whose default is then 1
+    /// Start N times -g ranks as threads. The default of -g is then 1
     #[arg(short = 't', long = "nthreads", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(crate) threads: Option<u16>,
     /// Start ranks as processes or threads [default: process; thread with -t, or if a launcher has started this

@@ -1,4 +1,4 @@
-//! A file of results that is either complete or as it was before.
+//! A file of results that is either written completely or keeps its old contents.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};

@@ -1,4 +1,4 @@
-//! Forwards a host's output to where the job was started.
+//! Forwards a host's output to the host on which the job was started.
 
 use std::io::{self, Read};
 use std::os::fd::AsFd;

@@ -1,4 +1,5 @@
-//! NCCL's functions, with the release that introduced each function. Each function becomes a method of [`Library`](crate::Library).
+//! NCCL's functions, with the release that introduced each function. Each function becomes a method of
+//! [`Library`](crate::Library).
 
 use crate::Version;
 

@@ -1,8 +1,8 @@
 //! Lets two processes prove to each other that they know the job's secret, before either acts on anything else that the
 //! other sends.
 //!
-//! Bytes in, bytes out: no sockets, no clock. The end that connects is the initiator, the end that accepts is the
-//! responder.
+//! This module reads and writes bytes, and uses no sockets and no clock. The end that connects is the initiator, the
+//! end that accepts is the responder.
 //!
 //! ```text
 //! initiator  opening    "colprove", version, purpose, context length, 0, nonce (32), context     44 B + context
@@ -18,8 +18,8 @@
 //! "collectives proof 1\0", side, purpose, context length (1), the initiator's nonce, the responder's nonce, context
 //! ```
 //!
-//! The context identifies what the connection is about: between ranks the hello (job, communicator, both ranks,
-//! channel), for shared memory the name of the socket. These properties follow:
+//! The context identifies the subject of the connection. Between ranks, the context is the hello (job, communicator,
+//! both ranks, channel). For shared memory, it is the name of the socket. These properties follow:
 //!
 //! - Both nonces are new for each connection, so a recorded proof is worthless.
 //! - The side is part of the proof, so an end's own bytes cannot be sent back to it.
@@ -31,9 +31,9 @@
 //! # Encryption
 //!
 //! If the job encrypts ([`Secret::encrypting`]), the Noise handshake replaces the HMACs, with a key derived from the
-//! secret. The handshake proves the same, and also gives both ends keys. So a connection uses only one of the two
-//! mechanisms. The messages stay the same, and so do the rules for unproven connections and the reasons for refusal.
-//! Public keys take the place of the nonces, with a tag after them:
+//! secret. The handshake gives the same proof, and also gives both ends keys. So a connection uses only one of the two
+//! mechanisms. The order of the messages stays the same, and so do the rules for unproven connections and the reasons
+//! for refusal. Public keys take the place of the nonces, with a tag after them:
 //!
 //! ```text
 //! initiator  opening    "colprove", version, purpose, context length, 1, public key (32), context, its tag (16)   60 B + context

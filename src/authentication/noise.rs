@@ -1,7 +1,7 @@
 //! The Noise protocol by [`snow`], `Noise_NNpsk0_25519_AESGCM_SHA256`, with the primitives of `ring` and `sha2`.
 //!
-//! - NN: neither end has a permanent key. Each makes a new one for each connection, so learning the secret later does
-//!   not decrypt recorded traffic.
+//! - NN: neither end has a permanent key. Each end makes a new key for each connection. So an attacker that learns the
+//!   secret later cannot decrypt recorded traffic.
 //! - psk0: the secret is part of the very first key, so the first message of either end is worthless without it.
 //! - AES-GCM: with the processor's instructions it is twice as fast as ChaCha20-Poly1305
 //!   (`benches/record/encryption.md`).

@@ -1,5 +1,5 @@
 //! Replaces `noise.rs` in a build that cannot encrypt, with types that have no values. A request for encryption fails
-//! before they are needed ([`super::Secret::encrypting`]).
+//! before a value is needed ([`super::Secret::encrypting`]).
 
 use std::io;
 

@@ -1,4 +1,5 @@
-//! The primitives of lock-free code: std's and the kernel's, or loom's when it is model-checked (`COLLECTIVES_LOOM`).
+//! The primitives of lock-free code: those of std and of the kernel, or those of loom in a model check
+//! (`COLLECTIVES_LOOM`).
 //!
 //! Used by the flags, abort reasons and sleepers of shared memory, the rings of bytes and of the flight recorder, and
 //! the ticket lock.

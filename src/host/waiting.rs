@@ -7,9 +7,10 @@
 //!
 //! # Crowds
 //!
-//! A rank with a core to itself does best to stay awake for as long as most waits take. If other threads want that
-//! core, it does best to sleep soon. The scheduler charges the rank for the time that it spins, and later makes it wait
-//! for whole time slices. A rank that yields hands such slices to the others, whereas a sleeper is woken at once.
+//! For a rank with a core to itself, it is best to stay awake for as long as most waits take. If other threads want
+//! that core, it is best to sleep soon: the scheduler charges the rank for the time that it spins, and later makes it
+//! wait for whole time slices. A rank that yields gives such slices to the others, but a rank that sleeps is woken at
+//! once.
 //!
 //! So each waiter learns whether other threads want its core ([`Crowd`]). If a yield returns late, or a look comes much
 //! later than the one before, another thread had the core. The waiter remembers that for a hundred times as long as the

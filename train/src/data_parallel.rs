@@ -246,7 +246,7 @@ impl DataParallel {
     ///
     /// - `InvalidArgument` on every rank if one rank passed no gradient for a parameter. With
     ///   [`Missing::Zeros`](super::Missing::Zeros), a missing gradient is not an error.
-    /// - The errors of any collective.
+    /// - The errors common to all collectives.
     pub fn finish(&mut self) -> Result<Averaged<'_>> {
         self.buckets.finish("finish")?;
         Ok(Averaged { buckets: &mut self.buckets, done: Done::default() })

@@ -160,9 +160,9 @@ impl<T: Float, C: Float> Compress<T, C> {
         Self::in_place(comm, &Place::Host, layout, op)
     }
 
-    /// Creates the hook for one bucket of a `DataParallel` made with [`on_device`](super::DataParallel::on_device). Pass
-    /// the stream that you passed there. The crate's kernels convert elements on this stream, and give the same bits as on the host, except for
-    /// NaNs. NCCL decides how the sums are rounded. Not collective.
+    /// Creates the hook for one bucket of a `DataParallel` made with [`on_device`](super::DataParallel::on_device).
+    /// Pass the stream that you passed there. The crate's kernels convert elements on this stream, and give the same
+    /// bits as on the host, except for NaNs. NCCL decides how the sums are rounded. Not collective.
     ///
     /// # Errors
     ///

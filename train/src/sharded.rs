@@ -282,7 +282,7 @@ impl<'a> Shards<'a> {
     ///
     /// # Errors
     ///
-    /// The errors of any collective, and of [`Averaged::norm`](super::Averaged::norm).
+    /// The errors common to all collectives, and the errors of [`Averaged::norm`](super::Averaged::norm).
     pub fn norm(&self) -> Result<f64> {
         let buckets = &self.optimizer.buckets;
         let comm = buckets.comm();
@@ -328,8 +328,8 @@ impl<'a> Shards<'a> {
     }
 
     /// Divides this rank's shares of the gradients by a loss's scale, like
-    /// [`Averaged::unscale`](super::Averaged::unscale). Later, [`LossScaler::update`] tells the other ranks whether a
-    /// gradient overflowed. Makes no collective call.
+    /// [`Averaged::unscale`](super::Averaged::unscale). Later, [`LossScaler::update`] reports to the other ranks
+    /// whether a gradient overflowed. Makes no collective call.
     ///
     /// # Errors
     ///
@@ -347,11 +347,11 @@ impl<'a> Shards<'a> {
     ///
     /// # Errors
     ///
-    /// The errors of `update`, and of any collective. If `update` returns an error or panics, no step can follow,
-    /// because this rank's shares have changed and the other ranks' shares are unknown. If `update` fails on one rank,
-    /// the other ranks are not notified. They wait for the failing rank's shares until the timeout, unless the failing
-    /// rank aborts the communicator ([`Communicator::abort`](collectives::Communicator::abort)). So if `update` fails,
-    /// it should fail on every rank, or abort the communicator.
+    /// The errors of `update`, and the errors common to all collectives. If `update` returns an error or panics, no
+    /// step can follow, because this rank's shares have changed and the other ranks' shares are unknown. If `update`
+    /// fails on one rank, the other ranks are not notified. They wait for the failing rank's shares until the timeout,
+    /// unless the failing rank aborts the communicator ([`Communicator::abort`](collectives::Communicator::abort)). So
+    /// if `update` fails, it should fail on every rank, or abort the communicator.
     pub fn update(self, mut update: impl FnMut(&mut Shard<'_>) -> Result<()>) -> Result<Updated<'a>> {
         let ShardedOptimizer { buckets, .. } = self.optimizer;
         buckets.go_on(|buckets| {

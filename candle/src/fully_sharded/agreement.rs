@@ -1,4 +1,4 @@
-//! Tells all ranks how a part of a step went on each of them.
+//! Reports to all ranks whether a part of a step has succeeded on each rank.
 
 use candle_core::Result;
 use collectives::{Communicator, ReduceOp};

@@ -1,5 +1,5 @@
-//! A file of cells that programs of several libraries have measured. It has the columns of `--csv` with `--cell-ms`;
-//! the first names the program.
+//! A file of cells that programs of several libraries have measured. It has the columns of `--csv` with `--cell-ms`,
+//! and a first column that names the program.
 
 use std::fmt::Write as _;
 use std::path::Path;

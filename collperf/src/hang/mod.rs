@@ -1,4 +1,4 @@
-//! Reads the flight records of a job's ranks and reports what they were stuck in.
+//! Reads the flight records of a job's ranks, and reports in which calls the ranks were stuck.
 
 mod circle;
 mod file;

@@ -1,4 +1,4 @@
-//! The times of calls: as nccl-tests measures them, and each by itself.
+//! The times of calls: of all calls of a row together, as nccl-tests measures them, and of each call separately.
 
 use std::time::{Duration, Instant};
 

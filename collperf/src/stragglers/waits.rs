@@ -1,5 +1,5 @@
-//! Measures the time that ranks spent waiting for a core that another process used. It counts against their host, not
-//! against a rank.
+//! Measures the time that ranks spent waiting for a core that another process used. This time counts against the host,
+//! not against a rank.
 
 use std::fmt;
 use std::fs::File;

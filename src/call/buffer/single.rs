@@ -33,8 +33,9 @@ single_elements!(::float8::F8E4M3, ::float8::F8E5M2);
 /// `element!(Meters { value: f32 })`. The struct is reduced, moved and reported to other ranks like its field. To use a
 /// type of another crate, wrap it in your own struct.
 ///
-/// The macro can be used in safe code: its expansion proves what [`Element`](crate::Element) demands. The struct must
-/// be `Copy`, `PartialEq`, `Debug` and `Default`, and defined in the crate that calls the macro.
+/// The macro can be used in safe code: its expansion proves that the struct meets the requirements of
+/// [`Element`](crate::Element). The struct must be `Copy`, `PartialEq`, `Debug` and `Default`, and defined in the crate
+/// that calls the macro.
 ///
 /// ```
 /// use collectives::{Communicator, CustomOp, ReduceOp};
@@ -97,7 +98,7 @@ single_elements!(::float8::F8E4M3, ::float8::F8E5M2);
 /// collectives::element!(Wide(f32));
 /// ```
 ///
-/// The same, even if the crate defines a macro with the name of one that the expansion uses:
+/// The same struct, even if the crate defines a macro that has the name of a macro in the expansion:
 ///
 /// ```compile_fail,E0080
 /// macro_rules! assert { ($($any:tt)*) => { () } }

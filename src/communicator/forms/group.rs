@@ -179,7 +179,8 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the arguments are invalid on this rank.
+    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if a message from device memory
+    /// has a tag.
     pub fn send<B: Buffer + ?Sized>(&mut self, buffer: &'buffers B, to: impl Into<Envelope>) -> Result<()> {
         let to = Self::untimed("send", to.into())?;
         let memory = buffer.memory();
@@ -201,7 +202,8 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the arguments are invalid on this rank.
+    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if a receive into device memory
+    /// has a tag or names no source.
     pub fn recv<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, from: impl Into<Envelope>) -> Result<()> {
         let from = Self::untimed("recv", from.into())?;
         let memory = buffer.memory_mut();

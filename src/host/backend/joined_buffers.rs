@@ -1,5 +1,5 @@
-//! Calls on several buffers. Small buffers are joined, so that together they cost one call. Large buffers are not:
-//! there is one call for each of them, since copying large buffers would cost more than the additional calls.
+//! Calls on several buffers. Small buffers are joined, so that together they cost one call. Each large buffer has a
+//! call of its own, because copying large buffers would cost more than the additional calls.
 //!
 //! Which buffers are joined follows from what the ranks have agreed on (the lengths of all buffers, the type, the
 //! hosts), so all ranks join the same buffers. Every collective of such a call carries the digest of all lengths. So

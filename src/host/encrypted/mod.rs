@@ -1,16 +1,17 @@
 //! A link that encrypts everything: a layer over another link.
 //!
 //! **Writing.** The bytes of a write become records (`authentication/record.rs`), and the link below accepts as much of
-//! these as fits. The rest waits here, and nothing more is accepted before it is sent. The caller would not write again
-//! just to send that rest. So the last byte of a write is not reported as written until all of its records have been
-//! sent. So a caller that has begun a message still has that byte to write: it sleeps until the link is writable, and
-//! does not consider its message sent before then. Callers need not know about this, as long as they meet the
-//! requirement of [`ByteLink`]: if only a part of a message has been accepted, the rest comes first in the next write.
-//! A message may begin with a part, so a write never takes just the first byte of a part.
+//! these as fits. The rest of the records waits here, and no more bytes are accepted before it is sent. If all bytes of
+//! a write were reported as written, the caller would not write again, and the rest would not be sent. So the last byte
+//! of a write is reported as written only when all of its records have been sent. A caller that has begun a message
+//! thus still has that byte to write: it sleeps until the link is writable, and does not consider its message sent
+//! before then. Callers need not know about this, as long as they meet the requirement of [`ByteLink`]: if only a part
+//! of a message has been accepted, the rest comes first in the next write. A message may begin with a part, so a write
+//! never takes just the first byte of a part.
 //!
-//! **Reading.** Only whole records are decrypted, into memory of the link, and go to the caller from there: no byte
-//! that was not authenticated reaches it. A poll cannot see bytes that are left here, so while there are any, the link
-//! has no descriptor to poll on ([`ByteLink::descriptor`]).
+//! **Reading.** Only whole records are decrypted, into memory of the link. The caller gets its bytes from this memory,
+//! so it never gets a byte that was not authenticated. A poll of the link below cannot see bytes that are left in this
+//! memory. So as long as there are any, the link has no descriptor to poll on ([`ByteLink::descriptor`]).
 
 #[cfg(all(feature = "__internals", feature = "encryption"))]
 pub(super) mod fuzz;

@@ -1,9 +1,9 @@
 //! Opens a link without blocking, whether this rank or the peer is the one to open it.
 //!
 //! If this rank opens the link, it connects, proves that it knows the secret, sends a hello, reads the answer and
-//! confirms. If the peer opens it, this rank takes the link from its own listener. Meanwhile it connects to the peer
-//! now and then, and closes that connection without sending anything. Otherwise it would not notice a peer that died
-//! before it opened the link.
+//! confirms. If the peer opens the link, this rank takes the link from its own listener. While this rank waits for the
+//! peer, it connects to the peer now and then, and closes that connection without sending anything. Otherwise this rank
+//! would not notice that the peer died before opening the link.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};

@@ -4,9 +4,9 @@
 //! connecting end replies with [`CONFIRM`], and only then is the link open. So an attempt that was abandoned midway
 //! never looks like a link.
 //!
-//! This is no protection against attackers: the job's number only guards against mix-ups. If the job has a secret, the
-//! hello is sent only as the context of a proof ([`crate::authentication`]), and it is evaluated only after both ends
-//! are authenticated.
+//! The handshake does not protect against attackers: the job's number only prevents mix-ups. If the job has a secret,
+//! the hello is sent only as the context of a proof ([`crate::authentication`]), and it is evaluated only after both
+//! ends are authenticated.
 
 use std::fmt;
 

@@ -16,8 +16,9 @@
 //!   system or end the communicator. The memory that the others read exists until the last mapping of the file is gone.
 //!   [`Lent`] does this in its drop, so that every way out of a call passes it.
 //!
-//! So the bytes that are read can be handed to a custom op as a slice, and be folded through references. This holds for
-//! ranks that run this crate. No mapping prevents what the ranks of a job could otherwise do to each other's memory.
+//! So the bytes that are read can be passed to a custom op as a slice, and can be folded through references. This is
+//! sound if all ranks of the host run this crate. Other code in a rank of the job could change the memory, and the
+//! mappings do not prevent that.
 //!
 //! **If a segment cannot be made private**, the rank waits until no rank can be reading: until each other rank has
 //! reached the end of the call, has recorded that it left the call, or is gone. A segment cannot be made private if the

@@ -26,8 +26,9 @@
 //!
 //! If a reader's core still holds a line, the line must be taken from it before it can be written again. So writers
 //! advance through rings in laps of three second-level caches (1.5 MiB on Zen 3, 3 MiB on Zen 4): by the next lap, the
-//! readers' caches have dropped what was read. That pays while ranks share a last-level cache. Ranks that do not share
-//! one write with stores that bypass the cache; [`stores`] describes how a rank finds out. (`benches/record/rings.md`)
+//! readers' caches have dropped the bytes that were read. This is worthwhile if ranks share a last-level cache. Ranks
+//! without a common last-level cache write with stores that bypass the cache. [`stores`] describes how a rank finds out
+//! which of the two is better. (`benches/record/rings.md`)
 //!
 //! A ring has room for six slots: 6 MiB for up to 4 ranks, 24 MiB for all ranks of a host from 4 to 64. Only what a lap
 //! touches costs memory: at most half of a fair share of the last-level cache for each rank, and three slots if ranks

@@ -13,11 +13,11 @@
 //! that each core goes through its ranks about once per step. Then the policy of all waits applies
 //! (`host/waiting.rs`): it yields, then sleeps.
 //!
-//! A sleeper announces itself, looks once more, and sleeps for a bounded time. The last rank to publish wakes it. For
-//! that, the flag's store must come before the check for sleepers, which takes a fence that would cost every call. So
-//! there is a fence only while a rank of the group has slept lately, which each publisher sees in a word that is rarely
-//! written (`Control::has_light_sleepers`). A publisher that has not seen the change of the word yet may miss the
-//! sleeper that changed it, so that sleeper's first sleep is as short as a nap.
+//! A sleeper announces itself, looks once more, and sleeps for a bounded time. The last rank to publish wakes it. To
+//! find every sleeper, a publisher needs a fence between the store of its flag and its check for sleepers, and a fence
+//! would slow down every call. So there is a fence only while a rank of the group has slept lately. Each publisher sees
+//! this in a word that is rarely written (`Control::has_light_sleepers`). A publisher that has not seen the change of
+//! the word yet may miss the sleeper that changed it, so that sleeper's first sleep is as short as a nap.
 
 #![expect(unsafe_code, reason = "reads and writes the mapped mailboxes, which flags have ordered")]
 

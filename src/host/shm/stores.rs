@@ -1,12 +1,13 @@
 //! The stores with which a rank writes what another rank reads next: ordinary stores, or stores that bypass the cache.
 //!
-//! Ordinary stores are best while writer and reader share a cache: the reader finds the bytes there. If they share
-//! none, each such store first takes its line away from the reader's core, and a rank writes at 2 to 6 GB/s. Stores
-//! that bypass the cache avoid this: they reach 17 to 33 GB/s, and the reader gets the bytes from memory.
+//! If writer and reader share a cache, ordinary stores are best, because the reader finds the bytes in the cache. If
+//! writer and reader share no cache, each ordinary store first takes its line away from the reader's core, and a rank
+//! writes at 2 to 6 GB/s. Stores that bypass the cache avoid this: they reach 17 to 33 GB/s, and the reader gets the
+//! bytes from memory.
 //!
 //! Which of the two is better changes while a program runs: threads move from core to core, and so do virtual
-//! processors. So a writer times both on its own payloads, from time to time. Each writer decides alone: how a byte is
-//! stored makes no difference to its reader.
+//! processors. So a writer measures both kinds of stores on its own payloads, from time to time. Each writer decides
+//! alone, because a reader gets the same bytes from both kinds of stores.
 
 #![expect(unsafe_code, reason = "copies to memory that ranks share")]
 

@@ -11,10 +11,11 @@
 //!
 //! # Files
 //!
-//! A run's folder has one folder for each checkpoint, such as `step-00000042`. In it every rank that writes has one
-//! safetensors file, `rank-00003-of-00008.safetensors`, which other tools can read. A whole tensor has its own name
-//! there, a flat range of it is called `name#start-end`, and a range of a dimension `name#dimension:start-end`.
-//! `checkpoint.json` lists the pieces of every tensor and their files. Numbers are little-endian.
+//! A run's folder has one folder for each checkpoint, such as `step-00000042`. Every rank that writes puts one
+//! safetensors file into this folder, such as `rank-00003-of-00008.safetensors`. Other tools can read this file. In the
+//! file, a whole tensor has its own name. A flat range of a tensor is called `name#start-end`, and a range of a
+//! dimension `name#dimension:start-end`. `checkpoint.json` lists the pieces of every tensor and their files. Numbers
+//! are little-endian.
 //!
 //! # Atomicity
 //!
@@ -32,8 +33,8 @@
 //! # Limitations
 //!
 //! This module does not compare copies that several ranks hold, and stores no checksums of the data. The caller copies
-//! device buffers to the host ([`Writer::tensor_with`]). A piece is a range of one dimension or a flat range. A flat range of a range of columns
-//! is neither, and must be saved as a separate tensor.
+//! device buffers to the host ([`Writer::tensor_with`]). A piece is a range of one dimension or a flat range. A flat
+//! range of a range of columns is neither, and must be saved as a separate tensor.
 
 #[cfg(target_endian = "big")]
 compile_error!("the feature `checkpoint` supports only little-endian processors: it writes numbers in the byte order of memory");

@@ -86,9 +86,8 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// The errors of [`open`](Self::open). If one rank fails, all fail: the failing rank gets its own error, and the
-    /// others get an error that names the failing rank and the reason. The call also returns the errors of any
-    /// collective.
+    /// The errors of [`open`](Self::open), and the errors common to all collectives. If one rank fails, all fail: the
+    /// failing rank gets its own error, and the others get an error that names the failing rank and the reason.
     pub fn resume(comm: &Communicator, directory: impl AsRef<Path>) -> Result<Option<Self>> {
         const RESUMING: &str = "opening the latest checkpoint";
         let directory = directory::named(directory.as_ref());

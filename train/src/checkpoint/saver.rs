@@ -107,15 +107,15 @@ impl Saver {
     /// - `InvalidArgument` if the communicator of `writer` does not have the saver's ranks.
     /// - `Mismatch` if ranks pass different steps, or use different savers, or if another rank calls `commit`.
     /// - `Io` if the system starts no thread.
-    /// - The errors of any collective.
+    /// - The errors common to all collectives.
     ///
     /// [`wait`](Self::wait) or the next call of `save` returns the errors of the background work:
     ///
     /// - `Io` if a file cannot be written or synced, if a rank does not see rank 0's files, or if there is not enough
     ///   memory for the copies.
     /// - `InvalidArgument` if the step is before the latest step in the folder.
-    /// - The errors of any collective, if a rank dies or is late. The saver's communicator has then ended, so later
-    ///   saves fail too. If all ranks are alive, make a new saver. Otherwise [`shrink`](Communicator::shrink) the
+    /// - The errors common to all collectives, if a rank dies or is late. The saver's communicator has then ended, so
+    ///   later saves fail too. If all ranks are alive, make a new saver. Otherwise [`shrink`](Communicator::shrink) the
     ///   training's communicator first.
     pub fn save(&mut self, writer: Writer<'_>, step: u64) -> Result<()> {
         let comm = writer.communicator();

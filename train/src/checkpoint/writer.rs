@@ -229,8 +229,8 @@ impl<'a> Writer<'a> {
     /// - `InvalidArgument` if the pieces of all ranks together are not whole tensors.
     /// - `InvalidArgument` if the step is before the latest step in the folder.
     /// - `Mismatch` if ranks pass different steps.
-    /// - The errors of any collective. If a rank dies after all files were written, the checkpoint may exist in spite
-    ///   of the error. [`Checkpoint::latest`](super::Checkpoint::latest) then finds the checkpoint.
+    /// - The errors common to all collectives. If a rank dies after all files were written, the checkpoint may exist in
+    ///   spite of the error. [`Checkpoint::latest`](super::Checkpoint::latest) then finds the checkpoint.
     pub fn commit(self, step: u64) -> Result<PathBuf> {
         same_call(self.comm, step, 0)?;
         let comm = self.comm;

@@ -20,7 +20,7 @@ impl FullySharded {
     ///
     /// - `InvalidArgument` if the unit does not exist, or if a parameter of the model has no values yet. Only this rank
     ///   gets this error.
-    /// - The errors of any collective.
+    /// - The errors common to all collectives.
     pub fn gather(&mut self, unit: usize) -> Result<()> {
         self.check_gather("gather", unit)?;
         self.go_on(|model| {

@@ -110,8 +110,8 @@ pub use reduce::ReducedGradients;
 ///
 /// **Order.** Every rank must make the same calls for units, in the same order. If ranks make the same call for
 /// different units, they get a `Mismatch`: immediately if the units differ in length, and otherwise from
-/// [`reduce`](Self::reduce), before any parameter is updated. An evaluation never calls `reduce`, so there, mixing up
-/// units of the same length goes unnoticed and gives wrong parameters.
+/// [`reduce`](Self::reduce), before any parameter is updated. An evaluation never calls `reduce`. So if ranks mix up
+/// units of the same length in an evaluation, no rank gets an error, and the parameters are wrong.
 ///
 /// If you make other collectives on the same communicator, every rank must make them at the same point between the
 /// calls for units. If that is not possible, make them on a separate communicator ([`Communicator::duplicate`]).

@@ -1,4 +1,5 @@
-//! Decides which units to gather ahead: those that come next, first forward through the model and then backward. Pure.
+//! Decides which units to gather in advance: the next units in the forward pass, and later the next units in the
+//! backward pass. Pure.
 
 /// The direction through the units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

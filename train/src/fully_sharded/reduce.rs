@@ -21,11 +21,11 @@ use collectives::{Error, Result};
 
 /// Gradients.
 impl FullySharded {
-    /// Reduces a unit's gradients from this backward pass over the ranks, in the background. `gradients` must have one gradient for each parameter of
-    /// the unit, in the order of the parameters. Gradients must have the type in which the parameters are gathered. The
-    /// gradients are copied. This rank keeps its shard of the reduced gradients. If more
-    /// units than [`prefetch`](super::FullyShardedOptions::prefetch) are already being reduced, this call waits for the
-    /// oldest reduction. Collective.
+    /// Reduces a unit's gradients from this backward pass over the ranks, in the background. `gradients` must have one
+    /// gradient for each parameter of the unit, in the order of the parameters. Gradients must have the type in which
+    /// the parameters are gathered. The gradients are copied. This rank keeps its shard of the reduced gradients. If
+    /// more units than [`prefetch`](super::FullyShardedOptions::prefetch) are already being reduced, this call waits
+    /// for the oldest reduction. Collective.
     ///
     /// # Errors
     ///
@@ -38,7 +38,7 @@ impl FullySharded {
     ///   on a device, or they are on different devices or in different contexts.
     /// - On a device, `Cuda` if the gradients cannot be copied.
     ///
-    /// The call also returns the errors of any collective.
+    /// The call also returns the errors common to all collectives.
     pub fn reduce_gradients<B>(&mut self, unit: usize, gradients: &[B]) -> Result<()>
     where
         B: Buffer<Element: Float>,
@@ -78,7 +78,7 @@ impl FullySharded {
     ///
     /// - `Mismatch` if ranks gathered or reduced different units, or the same units in different orders. The error
     ///   names the first two calls that differ.
-    /// - The errors of any collective.
+    /// - The errors common to all collectives.
     ///
     /// After an error, no step can follow.
     pub fn reduce(&mut self) -> Result<ReducedGradients<'_>> {
@@ -210,7 +210,7 @@ impl ReducedGradients<'_> {
     ///   then has no effect.
     /// - `Mismatch` if the ranks of `replicas` do not have the same shards as this rank. For example, you get this
     ///   error if `replicas` is the communicator of the ranks over which the model is sharded.
-    /// - The errors of any collective.
+    /// - The errors common to all collectives.
     ///
     /// After a `Mismatch` or an error of a collective, no step can follow.
     #[doc(alias = "HYBRID_SHARD")]
@@ -236,7 +236,7 @@ impl ReducedGradients<'_> {
     ///
     /// # Errors
     ///
-    /// The errors of any collective. On a device, also the errors of [`Averaged::norm`](crate::Averaged::norm).
+    /// The errors common to all collectives. On a device, also the errors of [`Averaged::norm`](crate::Averaged::norm).
     pub fn norm(&self) -> Result<f64> {
         let mut squares = self.squares()?;
         self.model.comm.all_reduce(&mut squares, ReduceOp::Sum)?;
@@ -287,8 +287,8 @@ impl ReducedGradients<'_> {
     }
 
     /// Divides this rank's shards of the gradients by a loss's scale, like
-    /// [`Averaged::unscale`](crate::Averaged::unscale). Later, [`LossScaler::update`] tells the other ranks whether a
-    /// gradient overflowed. Makes no collective call.
+    /// [`Averaged::unscale`](crate::Averaged::unscale). Later, [`LossScaler::update`] reports to the other ranks
+    /// whether a gradient overflowed. Makes no collective call.
     ///
     /// # Errors
     ///
