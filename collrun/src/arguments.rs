@@ -85,7 +85,7 @@ pub(crate) struct Arguments {
     pub(crate) rdzv_id: Option<String>,
     /// join_timeout=SECONDS or timeout=SECONDS: how long to wait for the other hosts to start [default: 1800]. With
     /// --nnodes MIN:MAX also last_call_timeout=SECONDS: how long to wait for more hosts once MIN are there [default: 30];
-    /// keep_alive_interval=SECONDS and keep_alive_max_attempt=N: a host that is silent for their product is lost
+    /// keep_alive_interval=SECONDS and keep_alive_max_attempt=N: a host without an answer for SECONDS times N is lost
     /// [default: 5 and 3]
     #[arg(long, value_name = "KEY=VALUE,…")]
     pub(crate) rdzv_conf: Option<Conf>,
