@@ -184,7 +184,8 @@ fn change(attack: Attack, bytes: &[u8], seen: usize, kept: &mut Vec<u8>, shared:
             }
             Change::Swap if is_in_segment => kept.push(byte),
             Change::Swap if place + 1 == at + 2 * length => {
-                changed.push(byte);
+                // Two equal bytes that change places would be no change.
+                changed.push(if *kept == [byte] { byte ^ 1 } else { byte });
                 changed.append(kept);
             }
             Change::Inject if place == at => {
