@@ -2,7 +2,9 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::time::Instant;
 
+use crate::common::meeting::patience;
 use crate::common::programs::program;
 use crate::peer::{Peer, example};
 use crate::rank;
@@ -59,10 +61,9 @@ fn a_step_of_srun_asks_a_job_that_hangs(cluster: &Cluster, collperf: &Path) {
     let mut job = Peer::start(srun.args(["-N", "2", "-n", "4"]).args(rank::command()).envs([rank::variable("hangs")]));
     job.expect("rank 3 of 4 is late");
     let number = Peer::start(cluster.command(0, "squeue").args(["--noheader", "--format", "%A"])).finish();
-    // The other ranks first have to wait for a second. Each step takes about as long.
-    const STEPS: usize = 10;
-    let mut said = String::new();
-    for _ in 0..STEPS {
+    // The other ranks first have to wait for a second.
+    let (mut said, began) = (String::new(), Instant::now());
+    while began.elapsed() < patience(60) {
         let folder = tempfile::tempdir().unwrap();
         let file = |node: &str| folder.path().join(format!("ps-{node}.json"));
         let mut step = cluster.command(0, "srun");
