@@ -251,6 +251,11 @@ pub(crate) mod membership {
 
     /// How long members wait for a newcomer to confirm that it is there.
     pub(crate) const CONFIRMED: Duration = Duration::from_secs(2);
+    /// How long members and newcomers may take to connect. A newcomer that is stopped meanwhile cannot be distinguished
+    /// from a slow one.
+    pub(crate) const CONNECTED: Duration = Duration::from_secs(30);
+    /// The additional time for each rank.
+    pub(crate) const CONNECTED_PER_RANK: Duration = Duration::from_millis(20);
     /// The number of attempts to connect with a newcomer before it is refused.
     pub(crate) const ATTEMPTS: u64 = 3;
     /// One wait of a newcomer at a member's store, before it checks its deadline.

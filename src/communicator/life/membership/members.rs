@@ -7,7 +7,7 @@ use super::Membership;
 use super::requests::{Placement, Requests};
 use crate::base::deadline::Deadline;
 use crate::base::event;
-use crate::base::tuning::membership::{ATTEMPTS, CONFIRMED};
+use crate::base::tuning::membership::{ATTEMPTS, CONFIRMED, CONNECTED, CONNECTED_PER_RANK};
 use crate::base::tuning::recovery::SERVICE;
 use crate::communicator::Communicator;
 #[cfg(feature = "cuda")]
@@ -46,8 +46,9 @@ impl Communicator {
     /// If an error has ended this communicator, or a rank is lost meanwhile, `admit` first leaves out the lost ranks,
     /// like [`shrink`](Self::shrink).
     ///
-    /// A newcomer that dies or is stopped delays this call by at most 2 s, and once. If the ranks cannot connect with a
-    /// newcomer, the newcomer waits for the next call, and is refused after three attempts.
+    /// A newcomer that dies is left out at once. A newcomer that is stopped delays this call once: by at most 2 s or, if
+    /// it is stopped while the ranks connect, by at most 30 s and 20 ms for each rank. If the ranks cannot connect with
+    /// a newcomer, the newcomer waits for the next call, and is refused after three attempts.
     ///
     /// After newcomers were admitted, shrink or admit over the new communicator: a `shrink` of this one returns
     /// `LeftBehind`. The new communicator is a job of its own, named "world", whose
@@ -218,7 +219,8 @@ impl Communicator {
         if plan.listeners.is_empty() {
             return Ok(None);
         }
-        let made = self.connect_with_newcomers(&plan, address, deadline);
+        let limit = CONNECTED + CONNECTED_PER_RANK * world_size as u32;
+        let made = self.connect_with_newcomers(&plan, address, &Deadline::after(limit.min(deadline.remaining())));
         self.vote(made)
     }
 
@@ -340,4 +342,43 @@ fn call(requests: &Requests, candidates: Vec<(u64, Option<SocketAddr>)>, deadlin
         event::warn!(%error, "newcomers could not be called");
         Vec::new()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::time::Duration;
+
+    use super::super::requests::Request;
+    use super::*;
+
+    #[test]
+    fn a_newcomer_that_confirms_and_never_connects_leaves_the_members_as_they_were() {
+        let builder = Communicator::builder().configure(|config| config.timeout = Duration::from_secs(4));
+        let comm = builder.local(1).unwrap().remove(0);
+        // It lives: its listener accepts connections.
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (requests, settings) = (comm.requests().unwrap(), comm.settings_for_newcomers());
+        let request = Request { settings, listener: listener.local_addr().ok(), from: "a test".to_owned() };
+        let number = requests.add(&request).unwrap();
+        // The confirmation may come first.
+        requests.confirm(number, 1).unwrap();
+        let membership = comm.admit().unwrap();
+        assert!(membership.newcomers.is_empty());
+        membership.communicator.barrier().unwrap();
+        assert_eq!(requests.open().unwrap(), [(number, 1, request)]);
+        assert!(!requests.decision(number, 1, &Deadline::after(Duration::ZERO)).unwrap());
+    }
+
+    #[test]
+    fn a_huge_request_holds_up_no_other() {
+        let comm = Communicator::local(1).unwrap().remove(0);
+        let (requests, settings) = (comm.requests().unwrap(), comm.settings_for_newcomers());
+        let huge = Request { settings: "x".repeat(1 << 20), listener: None, from: String::new() };
+        let number = requests.add(&huge).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let second = requests.add(&Request { settings, listener: listener.local_addr().ok(), from: "a test".to_owned() }).unwrap();
+        assert_eq!(comm.candidates().unwrap(), [(second, listener.local_addr().ok())]);
+        assert!(requests.answer(number, 1, &Deadline::after(Duration::ZERO)).unwrap().is_some());
+    }
 }

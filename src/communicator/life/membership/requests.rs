@@ -11,6 +11,8 @@ use crate::rendezvous::Store;
 
 /// The number of requests so far.
 const COUNT: &str = "membership/requests";
+/// The size of a request that is not read. Answers quote requests.
+const MOST_BYTES: usize = 16 << 10;
 /// The value of a request that is decided.
 const DECIDED: &[u8] = b"decided";
 
@@ -182,6 +184,9 @@ fn attempt_key(number: u64, attempt: u64, name: &str) -> String {
 impl Request {
     /// Parses the written form; `None` for anything else.
     fn parse(text: &str) -> Option<Self> {
+        if text.len() > MOST_BYTES {
+            return None;
+        }
         let mut lines = text.split('\n');
         let (settings, listener, from) = (lines.next()?, lines.next()?, lines.next()?);
         let listener = if listener.is_empty() { None } else { Some(listener.parse().ok()?) };
