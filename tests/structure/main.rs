@@ -6,6 +6,7 @@ mod arrows;
 #[path = "../common/mod.rs"]
 mod common;
 mod drivers;
+mod elastic_training;
 mod errors;
 mod examples;
 mod guide;
