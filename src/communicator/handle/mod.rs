@@ -91,6 +91,8 @@ pub(in crate::communicator) struct Core {
     caller: Caller,
     /// Held by a thread that runs a shrink: a rank takes part once.
     pub(in crate::communicator) shrinking: TicketLock<()>,
+    /// The number of attempts to admit newcomers.
+    pub(in crate::communicator) admissions: AtomicU64,
     /// The device backend, or the reason why there is none; set once a device was requested.
     #[cfg(feature = "cuda")]
     pub(in crate::communicator) device: OnceLock<std::result::Result<NcclCommunicator, String>>,
@@ -116,6 +118,7 @@ impl Communicator {
             lanes: Lanes::default(),
             caller: Caller::default(),
             shrinking: TicketLock::new(()),
+            admissions: AtomicU64::new(0),
             #[cfg(feature = "cuda")]
             device: OnceLock::new(),
         };

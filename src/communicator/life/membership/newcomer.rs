@@ -1,11 +1,13 @@
-//! A newcomer's part of an membership.
+//! A newcomer's part of an admission.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Membership;
+use super::admission::{Admission, Admitted};
 use super::members::settings_of;
+use super::protocol::Members;
 use super::requests::{Answer, Placement, Request, Requests, refused};
 use crate::base::deadline::Deadline;
 use crate::base::event;
@@ -74,107 +76,151 @@ impl Builder {
             return Err(Error::argument("join", "no address of a member"));
         }
         let deadline = Deadline::after(self.config.timeout);
-        Newcomer { builder: self, deadline }.ask_all(&addresses)
+        join(&Joining(self), &addresses, &deadline).map(Membership::from)
     }
 }
 
-/// A process that waits to be admitted.
-struct Newcomer {
-    builder: Builder,
-    deadline: Deadline,
+/// A process that asks to be admitted, and its environment. The tests simulate it.
+pub(super) trait Newcomer {
+    type Comm: Members;
+    /// A member's store that answers, and what this process has for an admission there.
+    type Visit;
+
+    /// Visits a member.
+    fn visit(&self, address: SocketAddr, deadline: &Deadline) -> Result<Self::Visit>;
+
+    /// Returns the store of a visit.
+    fn store(visit: &Self::Visit) -> Arc<dyn Store>;
+
+    /// Makes this process's request.
+    fn request(&self, visit: &Self::Visit) -> Request;
+
+    /// Connects with the members and the other newcomers, devices included.
+    fn connect(&self, visit: &Self::Visit, placement: &Placement, deadline: &Deadline) -> Result<Self::Comm>;
+
+    /// Waits for this time.
+    fn pause(&self, limit: Duration);
 }
 
-impl Newcomer {
-    /// Asks at one address after another until the deadline.
-    fn ask_all(&self, addresses: &[SocketAddr]) -> Result<Membership> {
-        let mut last = None;
-        for address in addresses.iter().cycle() {
-            let outcome = self.serving(*address).and_then(|store| self.ask(&store));
-            match outcome {
-                Ok(Some(membership)) => return Ok(membership),
-                // The deadline has passed, or the communicator was not completed.
-                Ok(None) => {}
-                Err(error) if matches!(error.root(), Error::Conflict { .. } | Error::Unauthorized { .. } | Error::Config { .. }) => {
-                    return Err(error);
-                }
-                Err(error) => last = Some(error),
+/// Asks at one address after another until the deadline.
+pub(super) fn join<N: Newcomer>(newcomer: &N, addresses: &[SocketAddr], deadline: &Deadline) -> Result<Admitted<N::Comm>> {
+    let mut last = None;
+    for address in addresses.iter().cycle() {
+        let outcome = newcomer.visit(*address, deadline).and_then(|visit| ask(newcomer, &visit, deadline));
+        match outcome {
+            Ok(Some(admitted)) => return Ok(admitted),
+            // The deadline has passed, or the communicator was not completed.
+            Ok(None) => {}
+            Err(error) if matches!(error.root(), Error::Conflict { .. } | Error::Unauthorized { .. } | Error::Config { .. }) => {
+                return Err(error);
             }
-            if self.deadline.has_passed() {
-                break;
-            }
-            std::thread::sleep(PAUSE.min(self.deadline.remaining()));
+            Err(error) => last = Some(error),
         }
-        Err(self.late(addresses, last))
-    }
-
-    /// Returns the error for a deadline that has passed.
-    fn late(&self, addresses: &[SocketAddr], last: Option<Error>) -> Error {
-        let at: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
-        let mut doing = format!("join: waiting at {} for the job's ranks to call admit", at.join(", "));
-        if let Some(last) = last {
-            doing += &format!(" (the last answer: {last})");
+        if deadline.has_passed() {
+            break;
         }
-        Error::Timeout { doing, elapsed: self.deadline.elapsed(), missing: Vec::new(), arrived: Vec::new(), meanwhile: Vec::new() }
+        newcomer.pause(PAUSE.min(deadline.remaining()));
     }
+    Err(late(addresses, last, deadline))
+}
 
-    /// Returns the store at `address`, if it is served.
-    fn serving(&self, address: SocketAddr) -> Result<Arc<TcpStore>> {
-        let secret = self.builder.config.secret.as_ref();
-        let patience = |limit: Duration| limit.min(self.deadline.remaining());
-        recovery::connect(address, patience(ANSWER), secret)?;
-        recovery::connect(address, patience(SERVICE), secret)
+/// Returns the error for a deadline that has passed.
+fn late(addresses: &[SocketAddr], last: Option<Error>, deadline: &Deadline) -> Error {
+    let at: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
+    let mut doing = format!("join: waiting at {} for the job's ranks to call admit", at.join(", "));
+    if let Some(last) = last {
+        doing += &format!(" (the last answer: {last})");
     }
+    Error::Timeout { doing, elapsed: deadline.elapsed(), missing: Vec::new(), arrived: Vec::new(), meanwhile: Vec::new() }
+}
 
-    /// Asks at one store. Returns `None` if the deadline passes, or if a communicator was not completed.
-    fn ask(&self, store: &Arc<TcpStore>) -> Result<Option<Membership>> {
-        let listen = self.builder.config.listen_address.unwrap_or_else(|| store.local_address());
-        let listener = RecoveryListener::new(listen);
-        let requests = Requests::new(Arc::clone(store) as Arc<dyn Store>);
-        let from = format!("host {}, pid {}", host_name(), std::process::id());
-        let settings = settings_of(&self.builder.config, self.wants_device());
-        let number = requests.add(&Request { settings, listener: listener.address(), from })?;
-        event::info!(target: LIFE, number, "waiting to be admitted");
-        for attempt in 1.. {
-            match requests.answer(number, attempt, &self.deadline)? {
-                Some(Answer::Refused(reason)) => return Err(refused(&reason)),
-                Some(Answer::Confirm) => requests.confirm(number, attempt)?,
-                None => break,
-            }
-            let Some(placement) = requests.placement(number, attempt, &self.deadline)? else { continue };
-            let comm = self.connect(&placement, listen, listener.clone());
-            // Only the members know whether all of them have connected.
-            match (requests.decision(number, attempt, &self.deadline)?, comm) {
-                (true, Ok(comm)) => return Ok(Some(Membership::new(comm, placement.members))),
-                (true, Err(error)) => return Err(error),
-                (false, _) => {}
-            }
+/// Asks at one store. Returns `None` if the deadline passes, or if a communicator was not completed.
+fn ask<N: Newcomer>(newcomer: &N, visit: &N::Visit, deadline: &Deadline) -> Result<Option<Admitted<N::Comm>>> {
+    let requests = Requests::new(N::store(visit));
+    let number = requests.add(&newcomer.request(visit))?;
+    event::info!(target: LIFE, number, "waiting to be admitted");
+    for attempt in 1.. {
+        match requests.answer(number, attempt, deadline)? {
+            Some(Answer::Refused(reason)) => return Err(refused(&reason)),
+            Some(Answer::Confirm) => requests.confirm(number, attempt)?,
+            None => break,
         }
-        // Otherwise a member would call this process without success.
-        requests.remove(number)?;
-        Ok(None)
+        let Some(placement) = requests.placement(number, attempt, deadline)? else { continue };
+        let comm = newcomer.connect(visit, &placement, deadline);
+        // Only the members know whether all of them have connected.
+        match (requests.decision(number, attempt, deadline)?, comm) {
+            (true, Ok(comm)) => return Admission::complete(comm, placement.members).map(Some),
+            (true, Err(error)) => return Err(error),
+            (false, _) => {}
+        }
     }
+    // Otherwise a member would call this process without success.
+    requests.remove(number)?;
+    Ok(None)
+}
 
+/// A real process that waits to be admitted, with these settings.
+struct Joining(Builder);
+
+/// A member's store, and this process's recovery listener for an admission there.
+struct Visit {
+    store: Arc<TcpStore>,
+    listen: IpAddr,
+    listener: RecoveryListener,
+}
+
+impl Joining {
     #[cfg(feature = "cuda")]
     fn wants_device(&self) -> bool {
-        self.builder.device.is_some()
+        self.0.device.is_some()
     }
 
     #[cfg(not(feature = "cuda"))]
     fn wants_device(&self) -> bool {
         false
     }
+}
 
-    /// Connects with the members and the other newcomers, devices included.
-    fn connect(&self, placement: &Placement, listen: IpAddr, listener: RecoveryListener) -> Result<Communicator> {
-        let config = self.builder.config.clone();
-        let store = recovery::connect(placement.address, self.deadline.remaining(), config.secret.as_ref())?;
+impl Newcomer for Joining {
+    type Comm = Communicator;
+    type Visit = Visit;
+
+    fn visit(&self, address: SocketAddr, deadline: &Deadline) -> Result<Visit> {
+        let secret = self.0.config.secret.as_ref();
+        let patience = |limit: Duration| limit.min(deadline.remaining());
+        recovery::connect(address, patience(ANSWER), secret)?;
+        let store = recovery::connect(address, patience(SERVICE), secret)?;
+        let listen = self.0.config.listen_address.unwrap_or_else(|| store.local_address());
+        Ok(Visit { store, listen, listener: RecoveryListener::new(listen) })
+    }
+
+    fn store(visit: &Visit) -> Arc<dyn Store> {
+        Arc::clone(&visit.store) as Arc<dyn Store>
+    }
+
+    fn request(&self, visit: &Visit) -> Request {
+        Request {
+            settings: settings_of(&self.0.config, self.wants_device()),
+            listener: visit.listener.address(),
+            from: format!("host {}, pid {}", host_name(), std::process::id()),
+        }
+    }
+
+    fn connect(&self, visit: &Visit, placement: &Placement, deadline: &Deadline) -> Result<Communicator> {
+        let config = self.0.config.clone();
+        let store = recovery::connect(placement.address, deadline.remaining(), config.secret.as_ref())?;
         let store: Arc<dyn Store> = Arc::new(PrefixStore::new(placement.prefix.clone(), store));
-        let start = Start { rank: placement.rank, world_size: placement.world_size, config, listen, origin: Origin::Job(listener) };
-        let comm = connect_over_store(Arc::clone(&store), start, None, &self.deadline).inspect_err(|error| call_off(&*store, error))?;
+        let origin = Origin::Job(visit.listener.clone());
+        let start = Start { rank: placement.rank, world_size: placement.world_size, config, listen: visit.listen, origin };
+        let comm = connect_over_store(Arc::clone(&store), start, None, deadline).inspect_err(|error| call_off(&*store, error))?;
         #[cfg(feature = "cuda")]
-        if let Some(request) = &self.builder.device {
-            comm.connect_device(request, &self.deadline)?;
+        if let Some(request) = &self.0.device {
+            comm.connect_device(request, deadline)?;
         }
         Ok(comm)
+    }
+
+    fn pause(&self, limit: Duration) {
+        std::thread::sleep(limit);
     }
 }

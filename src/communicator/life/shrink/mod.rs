@@ -36,10 +36,10 @@
 //!   stopped, or if they are unreachable and not the larger part.
 //! - Splits of a communicator share its recovery listeners. Keys contain the failed communicator's random number.
 
-mod protocol;
+pub(super) mod protocol;
 mod status;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -60,8 +60,7 @@ use crate::host::abort_reason::AbortReason;
 use crate::host::health::forked;
 use crate::observe::LIFE;
 use crate::rendezvous::Store;
-use protocol::{Given, GroupSetup, Shrinking, World};
-use status::{Status, status_key};
+use protocol::{Given, GroupSetup, Shrinking, Shrunk, World};
 
 impl Communicator {
     /// Makes a new communicator of the remaining ranks, in their old order and numbered from 0 without gaps. Call
@@ -102,32 +101,50 @@ impl Communicator {
         if self.core.shared.health.is_foreign() {
             return Err(forked("shrink".to_owned()));
         }
+        match self.shrink_during_admission(None)? {
+            Shrunk::Into(comm) => Ok(comm),
+            Shrunk::Grown(error) => Err(error),
+        }
+    }
+
+    /// Shrinks this communicator. If `first_newcomer` is given, this rank and all from that number on are newcomers, and
+    /// do not know whether the members continue in this communicator.
+    pub(super) fn shrink_during_admission(&self, first_newcomer: Option<usize>) -> Result<Shrunk<Self>> {
         // A rank takes part once; its other threads find that it already has.
-        let shrunk = self.core.shrinking.with(self.timeout(), |()| self.shrink_host());
-        let comm = shrunk.unwrap_or_else(|why| Err(self.no_turn("shrink", why)))?;
+        let shrunk = self.core.shrinking.with(self.timeout(), |()| self.shrink_host(first_newcomer));
+        let shrunk = shrunk.unwrap_or_else(|why| Err(self.no_turn("shrink", why)))?;
         #[cfg(feature = "cuda")]
-        let comm = self.with_device_of_this(comm)?;
-        Ok(comm)
+        let shrunk = match shrunk {
+            Shrunk::Into(comm) => Shrunk::Into(self.with_device_of_this(comm)?),
+            Shrunk::Grown(error) => Shrunk::Grown(error),
+        };
+        Ok(shrunk)
+    }
+
+    /// Publishes that this rank continues in the communicator that an admission made. If `was_slow`, the others may have
+    /// given this rank up.
+    ///
+    /// # Errors
+    ///
+    /// `LeftBehind` if other ranks have continued without this one.
+    pub(super) fn commit_to_grown(&self, was_slow: bool) -> Result<()> {
+        self.shrinking(Given::default()).commit(was_slow)
     }
 
     /// Shrinks without devices.
-    fn shrink_host(&self) -> Result<Self> {
+    fn shrink_host(&self, first_newcomer: Option<usize>) -> Result<Shrunk<Self>> {
         crate::base::event::info!(target: LIFE, communicator = self.core.shared.recorder.name(), rank = self.rank(), "shrinking");
         self.abort();
-        Shrinking::new(self, self.rank(), self.shrink_prefix(), self.timeout(), self.given_up()).run()
+        self.shrinking(Given { first_newcomer, ..self.given_up() }).run()
+    }
+
+    fn shrinking(&self, given: Given) -> Shrinking<'_, Self> {
+        Shrinking::new(self, self.rank(), self.shrink_prefix(), self.timeout(), given)
     }
 
     /// Returns the prefix of the keys of a shrink of this communicator.
     fn shrink_prefix(&self) -> String {
         self.core.shared.id.iter().fold("shrink/".to_owned(), |text, byte| format!("{text}{byte:02x}"))
-    }
-
-    /// Publishes at this rank's recovery listener that all ranks of this communicator have continued in another one. A
-    /// rank that does not know this and shrinks the communicator gets `LeftBehind`.
-    pub(super) fn publish_successor(&self) -> Result<()> {
-        let store = self.core.shared.recovery.listeners.host("admit", self.timeout())?;
-        let status = Status::Over((0..self.world_size()).collect());
-        store.set(&status_key(&self.shrink_prefix()), status.to_string().as_bytes())
     }
 
     /// Returns the ranks that were reported as missing when this communicator ended.
@@ -146,7 +163,7 @@ impl Communicator {
         // Others may have named this rank itself.
         doubts.remove(&self.rank());
         left.remove(&self.rank());
-        Given { doubts, left }
+        Given { doubts, left, first_newcomer: None }
     }
 
     /// Returns the ranks that a deadline of the device backend was waiting for.
@@ -167,7 +184,7 @@ impl Communicator {
             let request = DeviceRequest { choice: DeviceChoice::Context(Arc::clone(device.context())), required: false };
             match comm.connect_device(&request, &Deadline::after(comm.timeout())) {
                 Ok(()) => return Ok(comm),
-                Err(error) if error.is_peer_lost() || matches!(error.root(), Error::Aborted { .. }) => comm = comm.shrink_host()?,
+                Err(error) if error.is_peer_lost() || matches!(error.root(), Error::Aborted { .. }) => comm = comm.shrink()?,
                 Err(error) => return Err(error),
             }
         }

@@ -1,6 +1,7 @@
 //! The protocol of a shrink. It determines which rank leads, which ranks join, when a round is closed, and which ranks
 //! may continue.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +22,7 @@ enum Leader {
 }
 
 /// The environment of a shrink. All ranks are numbers in the old communicator.
-pub(super) trait World {
+pub(in crate::communicator::life) trait World {
     /// The result for the members: a communicator.
     type Connected;
 
@@ -46,27 +47,39 @@ pub(super) trait World {
 }
 
 /// A rank's part in making the new communicator.
-pub(super) struct GroupSetup<'a> {
+pub(in crate::communicator::life) struct GroupSetup<'a> {
     /// The members, in order.
-    pub(super) members: &'a [usize],
+    pub(in crate::communicator::life) members: &'a [usize],
     /// This rank's number among them.
-    pub(super) place: usize,
+    pub(in crate::communicator::life) place: usize,
     /// Whether this rank watches for deaths meanwhile.
-    pub(super) leads: bool,
-    pub(super) deadline: &'a Deadline,
+    pub(in crate::communicator::life) leads: bool,
+    pub(in crate::communicator::life) deadline: &'a Deadline,
 }
 
 /// The ranks that were given up before a shrink begins.
 #[derive(Debug, Default)]
-pub(super) struct Given {
+pub(in crate::communicator::life) struct Given {
     /// Ranks that another rank has given up waiting for: the wait for them is short.
-    pub(super) doubts: BTreeSet<usize>,
+    pub(in crate::communicator::life) doubts: BTreeSet<usize>,
     /// Ranks that have closed the communicator: there is no wait for them.
-    pub(super) left: BTreeSet<usize>,
+    pub(in crate::communicator::life) left: BTreeSet<usize>,
+    /// This rank is a newcomer, as are all ranks from this number on. The members, which have lower numbers, may have
+    /// decided that this communicator does not count. So newcomers continue only with a member, if one is left.
+    pub(in crate::communicator::life) first_newcomer: Option<usize>,
+}
+
+/// The result of a shrink.
+#[derive(Debug)]
+pub(in crate::communicator::life) enum Shrunk<C> {
+    /// The remaining ranks continue in this communicator.
+    Into(C),
+    /// Other ranks continue in the communicator that an admission made. The error is `LeftBehind`.
+    Grown(Error),
 }
 
 /// One rank's part of a shrink.
-pub(super) struct Shrinking<'a, W> {
+pub(in crate::communicator::life) struct Shrinking<'a, W> {
     world: &'a W,
     me: usize,
     /// The prefix of all keys.
@@ -75,15 +88,31 @@ pub(super) struct Shrinking<'a, W> {
     given: Given,
     /// Ranks whose process is gone.
     gone: BTreeSet<usize>,
+    /// Whether a rank continues in the communicator that an admission made.
+    has_grown: Cell<bool>,
 }
 
 impl<'a, W: World> Shrinking<'a, W> {
-    pub(super) fn new(world: &'a W, me: usize, prefix: String, limit: Duration, given: Given) -> Self {
-        Self { world, me, prefix, deadline: Deadline::after(limit), given, gone: BTreeSet::new() }
+    pub(in crate::communicator::life) fn new(world: &'a W, me: usize, prefix: String, limit: Duration, given: Given) -> Self {
+        Self { world, me, prefix, deadline: Deadline::after(limit), given, gone: BTreeSet::new(), has_grown: Cell::new(false) }
     }
 
     /// Runs rounds until this rank is a member of a new communicator, or cannot become one.
-    pub(super) fn run(mut self) -> Result<W::Connected> {
+    pub(in crate::communicator::life) fn run(mut self) -> Result<Shrunk<W::Connected>> {
+        match self.run_rounds() {
+            Ok(comm) => Ok(Shrunk::Into(comm)),
+            Err(error) if self.has_grown.get() => Ok(Shrunk::Grown(error)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Publishes that this rank continues in the communicator that an admission made. If `was_slow`, makes sure that the
+    /// other ranks have not continued without this one.
+    pub(in crate::communicator::life) fn commit(&self, was_slow: bool) -> Result<()> {
+        self.settle(&Status::Grown, &[self.me], if was_slow { LOOKS } else { 0 })
+    }
+
+    fn run_rounds(&mut self) -> Result<W::Connected> {
         loop {
             let attempt = match self.find_leader() {
                 Some(Leader::Me) => self.lead()?,
@@ -123,6 +152,11 @@ impl<'a, W: World> Shrinking<'a, W> {
 
     fn left_behind(&self, why: &str) -> Error {
         Error::LeftBehind { doing: "shrink".to_owned(), rank: self.me, reason: why.to_owned() }
+    }
+
+    fn grown(&self) -> Error {
+        self.has_grown.set(true);
+        self.left_behind("other ranks continued in the communicator that an admission made")
     }
 
     fn late(&self) -> Error {
@@ -231,6 +265,7 @@ impl<'a, W: World> Shrinking<'a, W> {
                 Status::Over(members) => {
                     return Err(self.left_behind(&format!("ranks {members:?} continued without this rank")));
                 }
+                Status::Grown => return Err(self.grown()),
                 Status::Refused => return Err(self.left_behind(&format!("rank {leader} found that other ranks may have continued"))),
             }
             self.world.pause(PAUSE);
@@ -253,6 +288,9 @@ impl<'a, W: World> Shrinking<'a, W> {
             Some(Status::Over(members)) => {
                 return Err(self.left_behind(&format!("this rank has already continued as one of ranks {members:?}")));
             }
+            Some(Status::Grown) => {
+                return Err(self.left_behind("this rank has already continued in the communicator that an admission made"));
+            }
             _ => store.add(&self.key("rounds"), 1)?.unsigned_abs(),
         };
         self.say(&*store, &Status::Open(round))?;
@@ -269,7 +307,11 @@ impl<'a, W: World> Shrinking<'a, W> {
             Ok(None) => self.say(&*store, &Status::SteppedBack).map(|()| None),
             Err(error) => {
                 // The ranks that wait here must not wait without need.
-                let status = if matches!(error, Error::LeftBehind { .. }) { Status::Refused } else { Status::SteppedBack };
+                let status = match error {
+                    _ if self.has_grown.get() => Status::Grown,
+                    Error::LeftBehind { .. } => Status::Refused,
+                    _ => Status::SteppedBack,
+                };
                 let _ = self.say(&*store, &status);
                 Err(error)
             }
@@ -296,6 +338,7 @@ impl<'a, W: World> Shrinking<'a, W> {
                 let all: Vec<usize> = (0..self.world.peers().len()).filter(|rank| *rank != self.me && !self.gone.contains(rank)).collect();
                 self.refuse_to_split(if self.since(began) >= LONG { &all } else { &present })?;
                 self.refuse_to_be_few(&present, &joined)?;
+                self.refuse_without_members(&joined)?;
                 self.admit(round, store, &mut joined)?;
                 return Ok(Some(joined.into_iter().collect()));
             }
@@ -325,14 +368,28 @@ impl<'a, W: World> Shrinking<'a, W> {
     /// Returns an error if one of these ranks continues with others, or if a rank lower than this one is about to. If
     /// two ranks are about to continue, both have published that before they look.
     fn refuse_to_split(&self, ranks: &[usize]) -> Result<()> {
-        let goes_on = |rank: &usize| match self.visit(*rank) {
-            Some((Status::Members(..) | Status::Over(_), _)) => true,
-            Some((Status::Claim(_), _)) => *rank < self.me,
-            _ => false,
-        };
-        match ranks.iter().copied().find(goes_on) {
-            Some(other) => Err(self.left_behind(&format!("rank {other} continues with other ranks, which did not wait for this rank"))),
-            None => Ok(()),
+        for rank in ranks {
+            let goes_on = match self.visit(*rank) {
+                Some((Status::Grown, _)) => return Err(self.grown()),
+                Some((Status::Members(..) | Status::Over(_), _)) => true,
+                Some((Status::Claim(_), _)) => *rank < self.me,
+                _ => false,
+            };
+            if goes_on {
+                return Err(self.left_behind(&format!("rank {rank} continues with other ranks, which did not wait for this rank")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns an error if these ranks are newcomers, and a member may have continued without them.
+    fn refuse_without_members(&self, joined: &BTreeSet<usize>) -> Result<()> {
+        let Some(first_newcomer) = self.given.first_newcomer else { return Ok(()) };
+        match (0..first_newcomer).find(|rank| !self.gone.contains(rank)) {
+            Some(member) if joined.first().is_none_or(|first| *first >= first_newcomer) => {
+                Err(self.left_behind(&format!("rank {member} may have continued without the newcomers {joined:?}")))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -355,7 +412,7 @@ impl<'a, W: World> Shrinking<'a, W> {
         let place = members.iter().position(|rank| *rank == self.me).unwrap_or_default();
         let setup = GroupSetup { members, place, leads: leader == self.me, deadline: &self.deadline };
         match self.world.connect(Arc::clone(&store), &setup) {
-            Ok(comm) => self.settle(members).map(|()| Some(comm)),
+            Ok(comm) => self.settle(&Status::Over(members.to_vec()), members, LOOKS).map(|()| Some(comm)),
             Err(error) => {
                 call_off(&*store, &error);
                 let is_final = matches!(error, Error::Config { .. } | Error::Unsupported { .. } | Error::InvalidArgument { .. });
@@ -369,9 +426,8 @@ impl<'a, W: World> Shrinking<'a, W> {
     /// Publishes at this rank's recovery listener that it continues, then makes sure that no other group does. This
     /// rank may have been stopped since it last looked at the listeners, and the others may have given it up. Any two
     /// ranks that would continue separately both publish before they look, so one sees the other.
-    fn settle(&self, members: &[usize]) -> Result<()> {
-        let told = self.world.host().and_then(|own| self.say(&*own, &Status::Over(members.to_vec())).map(|()| own));
-        let own = match told {
+    fn settle(&self, status: &Status, members: &[usize], looks: usize) -> Result<()> {
+        let own = match self.world.host().and_then(|own| self.say(&*own, status).map(|()| own)) {
             Ok(own) => own,
             Err(error) => {
                 // This rank has published nothing else to any rank, either.
@@ -379,12 +435,12 @@ impl<'a, W: World> Shrinking<'a, W> {
                 return Ok(());
             }
         };
-        for _ in 0..LOOKS {
-            match self.look_for_others(members) {
+        for _ in 0..looks {
+            match self.look_for_others(status, members) {
                 Ok(held_up) if held_up < ANSWER => break,
                 Ok(_) => {}
                 Err(error) => {
-                    let _ = self.say(&*own, &Status::Refused);
+                    let _ = self.say(&*own, if self.has_grown.get() { &Status::Grown } else { &Status::Refused });
                     return Err(error);
                 }
             }
@@ -394,15 +450,19 @@ impl<'a, W: World> Shrinking<'a, W> {
 
     /// Visits every recovery listener except the members'. Returns how much longer than usual that took: in that time,
     /// others may not have found this rank.
-    fn look_for_others(&self, members: &[usize]) -> Result<Duration> {
+    fn look_for_others(&self, status: &Status, members: &[usize]) -> Result<Duration> {
         let mut held_up = Duration::ZERO;
         let others = (0..self.world.peers().len()).filter(|rank| !members.contains(rank) && !self.gone.contains(rank));
         for rank in others {
             let began = self.deadline.elapsed();
             // This does not notice a rank that sleeps for less time than two visits take.
             let seen = self.visit(rank).or_else(|| self.visit(rank));
-            if let Some((Status::Over(theirs), _)) = seen {
-                return Err(self.left_behind(&format!("ranks {theirs:?} continued without ranks {members:?}")));
+            match &seen {
+                Some((Status::Over(theirs), _)) => {
+                    return Err(self.left_behind(&format!("ranks {theirs:?} continued without ranks {members:?}")));
+                }
+                Some((Status::Grown, _)) if *status != Status::Grown => return Err(self.grown()),
+                _ => {}
             }
             let usual = if seen.is_some() { Duration::ZERO } else { 2 * ANSWER };
             held_up += self.since(began).saturating_sub(usual);

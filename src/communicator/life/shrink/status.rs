@@ -17,6 +17,8 @@ pub(super) enum Status {
     Refused,
     /// The rank is a member of the new communicator of these ranks.
     Over(Vec<usize>),
+    /// The rank continues in the communicator that an admission made.
+    Grown,
 }
 
 /// Returns the key of a rank's status, for a shrink whose keys have this prefix.
@@ -36,6 +38,7 @@ impl Status {
             "stepped-back" => Self::SteppedBack,
             "refused" => Self::Refused,
             "over" => Self::Over(parse(number()?)?),
+            "grown" => Self::Grown,
             _ => return None,
         })
     }
@@ -50,6 +53,7 @@ impl fmt::Display for Status {
             Self::SteppedBack => f.write_str("stepped-back"),
             Self::Refused => f.write_str("refused"),
             Self::Over(members) => write!(f, "over {}", list(members.iter())),
+            Self::Grown => f.write_str("grown"),
         }
     }
 }
@@ -77,6 +81,7 @@ mod tests {
             Status::SteppedBack,
             Status::Refused,
             Status::Over(vec![7]),
+            Status::Grown,
         ];
         for status in said {
             assert_eq!(Status::parse(status.to_string().as_bytes()), Some(status));

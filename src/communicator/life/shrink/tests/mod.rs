@@ -1,12 +1,12 @@
 //! Shrinks of two to five ranks in a simulated world: thousands of orders of events, with ranks that die, sleep and
 //! are cut off from others.
 
-mod world;
+pub(in crate::communicator::life) mod world;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::protocol::{Given, Shrinking};
+use super::protocol::{Given, Shrinking, Shrunk};
 use crate::base::random::Random;
 use crate::error::{Error, Result};
 use world::{Connected, Fate, Partition, Place, Plan, Report, Scenario, play};
@@ -17,8 +17,11 @@ const SHRINKS: u64 = 3000;
 const BOUND: Duration = Duration::from_secs(600);
 
 fn shrink(place: &Place, me: usize, plan: &Plan, limit: Duration) -> Result<Connected> {
-    let given = Given { doubts: plan.doubts.clone(), left: plan.left.clone() };
-    Shrinking::new(place, me, "shrink".to_owned(), limit, given).run()
+    let given = Given { doubts: plan.doubts.clone(), left: plan.left.clone(), first_newcomer: None };
+    match Shrinking::new(place, me, "shrink".to_owned(), limit, given).run()? {
+        Shrunk::Into(connected) => Ok(connected),
+        Shrunk::Grown(error) => Err(error),
+    }
 }
 
 /// The kinds of trouble that a scenario may have.

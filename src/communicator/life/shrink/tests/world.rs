@@ -1,7 +1,7 @@
-//! A simulated world for shrinks: recovery listeners, deaths, sleeps and network cuts, a simulated clock, and a
-//! scheduler that draws which rank runs.
+//! A simulated world for shrinks and admissions: recovery listeners, exchanges over a communicator, deaths, sleeps and
+//! network cuts, a simulated clock, and a scheduler that draws which process runs.
 //!
-//! Each rank is a coroutine. It yields at each request to the world, so one seed is one order of events.
+//! Each process is a coroutine. It yields at each request to the world, so one seed is one order of events.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::super::protocol::{GroupSetup, World};
-use crate::base::deadline::simulated;
+use crate::base::deadline::{Deadline, simulated};
 use crate::base::random::Random;
 use crate::base::tuning::recovery::ANSWER;
 use crate::communicator::life::bootstrap::StoreExchange;
@@ -31,56 +31,62 @@ const STACK: usize = 256 << 10;
 
 impl Random {
     /// Returns `true` once in `times` times on average.
-    pub(super) fn once_in(&mut self, times: usize) -> bool {
+    pub(in crate::communicator::life) fn once_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }
 
-    pub(super) fn time(&mut self, end: Duration) -> Duration {
+    pub(in crate::communicator::life) fn time(&mut self, end: Duration) -> Duration {
         Duration::from_micros(self.below(end.as_micros() as usize + 1) as u64)
     }
 }
 
 /// The fate of a rank after a given number of requests to the world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(in crate::communicator::life) enum Fate {
     Dies,
     SleepsFor(Duration),
 }
 
 /// Ranks that the network separates for a while, as a bit mask.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Partition {
-    pub(super) from: Duration,
-    pub(super) until: Duration,
-    pub(super) side: u32,
+pub(in crate::communicator::life) struct Partition {
+    pub(in crate::communicator::life) from: Duration,
+    pub(in crate::communicator::life) until: Duration,
+    pub(in crate::communicator::life) side: u32,
 }
 
 /// The events of one run.
 #[derive(Debug, Clone)]
-pub(super) struct Scenario {
-    pub(super) ranks: Vec<Plan>,
-    pub(super) cut: Option<Partition>,
-    pub(super) limit: Duration,
+pub(in crate::communicator::life) struct Scenario {
+    pub(in crate::communicator::life) ranks: Vec<Plan>,
+    pub(in crate::communicator::life) cut: Option<Partition>,
+    pub(in crate::communicator::life) limit: Duration,
 }
 
 /// The events of one rank.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Plan {
+pub(in crate::communicator::life) struct Plan {
     /// The rank is gone before any rank shrinks.
-    pub(super) is_dead: bool,
+    pub(in crate::communicator::life) is_dead: bool,
     /// The rank never shrinks, though it lives.
-    pub(super) is_absent: bool,
-    pub(super) begins: Duration,
-    pub(super) fates: Vec<(usize, Fate)>,
-    pub(super) doubts: BTreeSet<usize>,
-    pub(super) left: BTreeSet<usize>,
+    pub(in crate::communicator::life) is_absent: bool,
+    pub(in crate::communicator::life) begins: Duration,
+    pub(in crate::communicator::life) fates: Vec<(usize, Fate)>,
+    pub(in crate::communicator::life) doubts: BTreeSet<usize>,
+    pub(in crate::communicator::life) left: BTreeSet<usize>,
+    /// The processes that this one asks to be admitted. Empty for a member of the first communicator.
+    pub(in crate::communicator::life) asks: Vec<usize>,
+    /// The number of members of the first communicator.
+    pub(in crate::communicator::life) members: usize,
+    /// Whether the process has other settings than the job.
+    pub(in crate::communicator::life) differs: bool,
 }
 
-/// The members, and the name of their setup.
+/// The processes that are members, and the name of their setup.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Connected {
-    pub(super) members: Vec<usize>,
-    pub(super) setup: String,
+pub(in crate::communicator::life) struct Connected {
+    pub(in crate::communicator::life) members: Vec<usize>,
+    pub(in crate::communicator::life) setup: String,
 }
 
 /// One rank's state in the world.
@@ -91,6 +97,8 @@ struct Rank {
     ready: Duration,
     asked: usize,
     recovery_listener: Option<MemoryStore>,
+    /// The communicators in which the process has completed an exchange.
+    history: Vec<Connected>,
     outcome: Option<(Duration, Result<Connected>)>,
 }
 
@@ -107,6 +115,12 @@ struct State {
     ranks: Vec<Rank>,
     cut: Option<Partition>,
     links: BTreeMap<String, Links>,
+    /// What the ranks have contributed to the exchanges of each communicator, by its name and the exchange's number.
+    exchanges: BTreeMap<(String, u64), BTreeMap<usize, Vec<u8>>>,
+    /// The communicators that a rank has ended.
+    ended: BTreeSet<String>,
+    /// The communicators that a process has closed.
+    left: BTreeSet<(String, usize)>,
     log: Vec<String>,
 }
 
@@ -121,18 +135,22 @@ impl State {
 }
 
 /// The outcome of a simulated shrink.
-pub(super) struct Report {
+pub(in crate::communicator::life) struct Report {
     /// For each rank that lives at the end: when it finished, and with which result.
-    pub(super) outcomes: Vec<Option<(Duration, Result<Connected>)>>,
-    pub(super) lives: Vec<bool>,
+    pub(in crate::communicator::life) outcomes: Vec<Option<(Duration, Result<Connected>)>>,
+    pub(in crate::communicator::life) lives: Vec<bool>,
+    /// For each process, the communicators in which it has completed an exchange.
+    pub(in crate::communicator::life) histories: Vec<Vec<Connected>>,
     /// All messages and their effects.
-    pub(super) log: Vec<String>,
+    pub(in crate::communicator::life) log: Vec<String>,
 }
 
-/// The world as one rank sees it.
+/// The world as one process sees it.
 #[derive(Clone)]
-pub(super) struct Place {
-    me: usize,
+pub(in crate::communicator::life) struct Place {
+    pub(in crate::communicator::life) me: usize,
+    /// The process of each rank of the communicator that shrinks.
+    processes: Arc<[usize]>,
     peers: Arc<[Peer]>,
     patience: Duration,
     state: Arc<Mutex<State>>,
@@ -209,16 +227,16 @@ impl Place {
     }
 
     /// Opens the links to the other members and meets them at a barrier.
-    fn link(&self, key: &str, setup: &GroupSetup<'_>) -> Result<()> {
+    fn link(&self, key: &str, members: &[usize], deadline: &Deadline) -> Result<()> {
         self.state().links.entry(key.to_owned()).or_default().arrived.insert(self.me);
         loop {
             self.pass(LOOK);
             let mut state = self.state();
             let troubled = |state: &State, rank: &usize| state.is_cut(self.me, *rank) || state.sleeps(*rank);
-            let is_held_up = setup.members.iter().any(|rank| troubled(&state, rank));
+            let is_held_up = members.iter().any(|rank| troubled(&state, rank));
             let links = &state.links[key];
-            let is_lost = links.failed || setup.members.iter().any(|rank| !state.ranks[*rank].lives);
-            let is_complete = setup.members.iter().all(|rank| links.arrived.contains(rank));
+            let is_lost = links.failed || members.iter().any(|rank| !state.ranks[*rank].lives);
+            let is_complete = members.iter().all(|rank| links.arrived.contains(rank));
             // It is random whose messages got through before the trouble began.
             if is_complete && (!is_held_up && !is_lost || state.random.once_in(2)) {
                 return Ok(());
@@ -227,24 +245,153 @@ impl Place {
                 return Err(Error::io("linking", io::Error::from(io::ErrorKind::ConnectionReset)));
             }
             drop(state);
-            if setup.deadline.has_passed() {
-                let elapsed = setup.deadline.elapsed();
+            if deadline.has_passed() {
+                let elapsed = deadline.elapsed();
                 return Err(Error::Timeout { doing: "linking".to_owned(), elapsed, missing: vec![], arrived: vec![], meanwhile: vec![] });
             }
         }
     }
 
-    fn exchange(&self, store: Arc<dyn Store>, setup: &GroupSetup<'_>) -> Result<String> {
-        let name = format!("rank {} at {:?}", self.me, self.state().now);
+    /// Exchanges facts with the other members at a store. Returns the members, and the name of the setup.
+    fn exchange_facts(
+        &self,
+        store: &Arc<dyn Store>,
+        rank: usize,
+        size: usize,
+        watch: Option<PeerWatch>,
+        deadline: &Deadline,
+    ) -> Result<Connected> {
+        let name = format!("process {} at {:?}", self.me, self.state().now);
         let name = store.compare_set("name of the setup", b"", name.as_bytes())?;
-        let watcher = self.clone();
-        let members = setup.members.to_vec();
-        let watch = move || members.iter().find(|rank| watcher.probe(**rank) == Probe::Gone).map(|rank| format!("rank {rank} is gone"));
-        let watch = setup.leads.then(|| Box::new(watch) as PeerWatch);
-        let mut exchange = StoreExchange::new(Arc::clone(&store), setup.place, setup.members.len(), watch, setup.deadline)?;
-        exchange.all_gather(b"facts", setup.deadline)?;
-        exchange.all_gather(b"addresses", setup.deadline)?;
-        Ok(String::from_utf8_lossy(&name).into_owned())
+        let mut exchange = StoreExchange::new(Arc::clone(store), rank, size, watch, deadline)?;
+        let facts = exchange.all_gather(self.me.to_string().as_bytes(), deadline)?;
+        exchange.all_gather(b"addresses", deadline)?;
+        let members = facts.iter().map(|fact| String::from_utf8_lossy(fact).parse().expect("the number of a process")).collect();
+        Ok(Connected { members, setup: String::from_utf8_lossy(&name).into_owned() })
+    }
+
+    /// Connects this process, as `rank` of a new communicator of `size` ranks. The ranks meet at a store. If `watched` is
+    /// given, this rank watches whether one of these processes dies.
+    pub(in crate::communicator::life) fn connect_at(
+        &self,
+        store: &Arc<dyn Store>,
+        (rank, size): (usize, usize),
+        watched: Option<Vec<usize>>,
+        deadline: &Deadline,
+    ) -> Result<Connected> {
+        let place = self.clone();
+        let watch = watched.map(|watched| {
+            let gone = move || watched.iter().find(|process| place.probe_process(**process) == Probe::Gone).copied();
+            Box::new(move || gone().map(|process| format!("process {process} is gone"))) as PeerWatch
+        });
+        let met = self.exchange_facts(store, rank, size, watch, deadline)?;
+        let key = format!("{} {:?}", met.setup, met.members);
+        let linked = self.link(&key, &met.members, deadline);
+        if linked.is_err() {
+            self.state().links.entry(key.clone()).or_default().failed = true;
+        }
+        self.log(format!("has connected: {linked:?}"));
+        linked.map(|()| Connected { setup: key, ..met })
+    }
+
+    /// Gathers a value from every process of a communicator. This is its exchange with the given number.
+    pub(in crate::communicator::life) fn gather(
+        &self,
+        name: &str,
+        number: u64,
+        processes: &[usize],
+        value: Vec<u8>,
+        limit: Duration,
+    ) -> Result<Vec<Vec<u8>>> {
+        self.pass(Duration::ZERO);
+        let (key, deadline) = ((name.to_owned(), number), Deadline::after(limit));
+        self.state().exchanges.entry(key.clone()).or_default().insert(self.me, value);
+        loop {
+            self.pass(LOOK);
+            let mut state = self.state();
+            let is_cut = processes.iter().any(|process| state.is_cut(self.me, *process));
+            let values = &state.exchanges[&key];
+            let has_left = |process: usize| !values.contains_key(&process) && state.left.contains(&(name.to_owned(), process));
+            let lost = processes.iter().position(|process| !state.ranks[*process].lives || has_left(*process));
+            let is_complete = values.len() == processes.len();
+            let is_ended = state.ended.contains(name);
+            // It is random whose messages got through before the trouble began.
+            if is_complete && (!is_cut && lost.is_none() && !is_ended || state.random.once_in(2)) {
+                let values = &state.exchanges[&key];
+                return Ok(processes.iter().map(|process| values[process].clone()).collect());
+            }
+            let missing: Vec<Peer> =
+                (0..processes.len()).filter(|rank| !state.exchanges[&key].contains_key(&processes[*rank])).map(Peer::unknown).collect();
+            let error = match lost {
+                _ if is_cut && !deadline.has_passed() => None,
+                _ if is_ended => Some(Error::Aborted { doing: format!("exchange {number}"), by: Peer::unknown(0) }),
+                Some(rank) => Some(lost_rank(rank)),
+                None if deadline.has_passed() => {
+                    let elapsed = deadline.elapsed();
+                    Some(Error::Timeout { doing: format!("exchange {number}"), elapsed, missing, arrived: vec![], meanwhile: vec![] })
+                }
+                None => None,
+            };
+            if let Some(error) = error {
+                state.ended.insert(name.to_owned());
+                return Err(error);
+            }
+        }
+    }
+
+    /// Closes a communicator on this process.
+    pub(in crate::communicator::life) fn leave(&self, name: &str) {
+        self.state().left.insert((name.to_owned(), self.me));
+    }
+
+    /// Remembers that this process has completed an exchange over a communicator.
+    pub(in crate::communicator::life) fn remember(&self, connected: &Connected) {
+        self.log(format!("continues with {:?}", connected.members));
+        let mut state = self.state();
+        let history = &mut state.ranks[self.me].history;
+        if history.last() != Some(connected) {
+            history.push(connected.clone());
+        }
+    }
+
+    /// Waits for a random time.
+    pub(in crate::communicator::life) fn work(&self, limit: Duration) {
+        let time = self.state().random.time(limit);
+        self.pass(time);
+    }
+
+    /// Ends a communicator on all ranks.
+    pub(in crate::communicator::life) fn end(&self, name: &str) {
+        self.state().ended.insert(name.to_owned());
+    }
+
+    /// Returns this process's view of the ranks of a communicator.
+    pub(in crate::communicator::life) fn among(&self, processes: &Arc<[usize]>) -> Self {
+        let peers = (0..processes.len()).map(Peer::unknown).collect();
+        Self { processes: Arc::clone(processes), peers, ..self.clone() }
+    }
+
+    pub(in crate::communicator::life) fn probe_process(&self, process: usize) -> Probe {
+        self.pass(Duration::ZERO);
+        if self.state().is_cut(self.me, process) {
+            self.pass(SILENCE);
+            if self.state().is_cut(self.me, process) {
+                return Probe::NoAnswer;
+            }
+        }
+        if self.state().ranks[process].lives { Probe::Alive } else { Probe::Gone }
+    }
+
+    /// Returns the store behind a process's recovery listener.
+    pub(in crate::communicator::life) fn store_of(&self, process: usize) -> Result<Arc<dyn Store>> {
+        self.reach(process, ANSWER)?;
+        if self.state().ranks[process].recovery_listener.is_none() {
+            self.pass(ANSWER);
+        }
+        self.reach(process, self.patience)?;
+        let silent = || Error::io(format!("asking process {process}"), io::Error::from(io::ErrorKind::TimedOut));
+        let table = self.state().ranks[process].recovery_listener.clone().ok_or_else(silent)?;
+        Ok(Arc::new(Behind { place: self.clone(), owner: process, table, is_lost: AtomicBool::new(false), patience: self.patience }))
     }
 }
 
@@ -256,24 +403,11 @@ impl World for Place {
     }
 
     fn probe(&self, rank: usize) -> Probe {
-        self.pass(Duration::ZERO);
-        if self.state().is_cut(self.me, rank) {
-            self.pass(SILENCE);
-            if self.state().is_cut(self.me, rank) {
-                return Probe::NoAnswer;
-            }
-        }
-        if self.state().ranks[rank].lives { Probe::Alive } else { Probe::Gone }
+        self.probe_process(self.processes[rank])
     }
 
     fn visit(&self, rank: usize) -> Option<Arc<dyn Store>> {
-        self.reach(rank, ANSWER).ok()?;
-        if self.state().ranks[rank].recovery_listener.is_none() {
-            self.pass(ANSWER);
-        }
-        self.reach(rank, self.patience).ok()?;
-        let table = self.state().ranks[rank].recovery_listener.clone()?;
-        Some(Arc::new(Behind { place: self.clone(), owner: rank, table, is_lost: AtomicBool::new(false), patience: self.patience }))
+        self.store_of(self.processes[rank]).ok()
     }
 
     fn host(&self) -> Result<Arc<dyn Store>> {
@@ -287,17 +421,10 @@ impl World for Place {
     }
 
     fn connect(&self, store: Arc<dyn Store>, setup: &GroupSetup<'_>) -> Result<Connected> {
-        self.log(format!("connects with {:?}", setup.members));
-        let mut name = None;
-        let linked = self.exchange(store, setup).and_then(|met| {
-            let key = name.insert(format!("{met} {:?}", setup.members));
-            self.link(key, setup)
-        });
-        if let (Some(key), Err(_)) = (&name, &linked) {
-            self.state().links.entry(key.clone()).or_default().failed = true;
-        }
-        self.log(format!("has connected: {linked:?}"));
-        linked.map(|()| Connected { members: setup.members.to_vec(), setup: name.unwrap_or_default() })
+        let members: Vec<usize> = setup.members.iter().map(|rank| self.processes[*rank]).collect();
+        self.log(format!("connects with {members:?}"));
+        let rank = (setup.place, members.len());
+        self.connect_at(&store, rank, setup.leads.then_some(members), setup.deadline)
     }
 }
 
@@ -398,15 +525,26 @@ impl Store for Behind {
     }
 }
 
+/// Returns the error of a rank that is gone.
+fn lost_rank(rank: usize) -> Error {
+    let (doing, reason) = ("an exchange".to_owned(), "its process is gone".to_owned());
+    Error::PeerLost { doing, peer: Peer::unknown(rank), elapsed: Duration::ZERO, reason }
+}
+
 /// The panic that unwinds a dead rank's stack.
 struct Died;
 
-/// The function that a simulated rank runs.
-pub(super) type Program = fn(&Place, usize, &Plan, Duration) -> Result<Connected>;
+/// The function that a simulated process runs.
+pub(in crate::communicator::life) type Program = fn(&Place, usize, &Plan, Duration) -> Result<Connected>;
 
 /// Runs a scenario in the order of this seed until every rank has finished. Returns an error if that takes longer than
 /// `bound`.
-pub(super) fn play(scenario: &Scenario, seed: u64, bound: Duration, program: Program) -> std::result::Result<Report, Report> {
+pub(in crate::communicator::life) fn play(
+    scenario: &Scenario,
+    seed: u64,
+    bound: Duration,
+    program: Program,
+) -> std::result::Result<Report, Report> {
     let birth = Instant::now();
     let rank = |plan: &Plan| Rank {
         plan: plan.clone(),
@@ -415,6 +553,7 @@ pub(super) fn play(scenario: &Scenario, seed: u64, bound: Duration, program: Pro
         ready: plan.begins,
         asked: 0,
         recovery_listener: None,
+        history: Vec::new(),
         outcome: None,
     };
     let state = State {
@@ -423,12 +562,16 @@ pub(super) fn play(scenario: &Scenario, seed: u64, bound: Duration, program: Pro
         ranks: scenario.ranks.iter().map(rank).collect(),
         cut: scenario.cut,
         links: BTreeMap::new(),
+        exchanges: BTreeMap::new(),
+        ended: BTreeSet::new(),
+        left: BTreeSet::new(),
         log: Vec::new(),
     };
     let state = Arc::new(Mutex::new(state));
     let peers: Arc<[Peer]> = (0..scenario.ranks.len()).map(Peer::unknown).collect();
-    let place =
-        |me| Place { me, peers: Arc::clone(&peers), patience: super::super::SERVICE.min(scenario.limit / 4), state: Arc::clone(&state) };
+    let processes: Arc<[usize]> = (0..scenario.ranks.len()).collect();
+    let patience = super::super::SERVICE.min(scenario.limit / 4);
+    let place = |me| Place { me, processes: Arc::clone(&processes), peers: Arc::clone(&peers), patience, state: Arc::clone(&state) };
     let mut runs: Vec<_> = scenario
         .ranks
         .iter()
@@ -468,7 +611,8 @@ pub(super) fn play(scenario: &Scenario, seed: u64, bound: Duration, program: Pro
     let mut state = lock(&state);
     let lives = state.ranks.iter().map(|rank| rank.lives).collect();
     let outcomes = state.ranks.iter_mut().map(|rank| rank.outcome.take().filter(|_| rank.lives)).collect();
-    let report = Report { outcomes, lives, log: std::mem::take(&mut state.log) };
+    let histories = state.ranks.iter_mut().map(|rank| std::mem::take(&mut rank.history)).collect();
+    let report = Report { outcomes, lives, histories, log: std::mem::take(&mut state.log) };
     if in_time { Ok(report) } else { Err(report) }
 }
 

@@ -1,0 +1,84 @@
+//! The environment of an admission, from the members' side: a trait, which the tests simulate.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::base::deadline::Deadline;
+use crate::base::tuning::membership::{CONNECTED, CONNECTED_PER_RANK};
+use crate::communicator::life::shrink::protocol::Shrunk;
+use crate::communicator::recovery::Probe;
+use crate::error::Result;
+use crate::rendezvous::Store;
+
+/// The communicator of the members, and the environment of an admission.
+pub(super) trait Members: Sized {
+    fn rank(&self) -> usize;
+    fn world_size(&self) -> usize;
+    fn timeout(&self) -> Duration;
+
+    /// Returns the ranks' numbers in the last communicator that an admission made.
+    fn job_ranks(&self) -> &[usize];
+
+    /// Whether the communicator has ended.
+    fn has_ended(&self) -> bool;
+
+    /// Whether a process may have asked at this rank's recovery listener.
+    fn was_asked(&self) -> bool;
+
+    /// Returns the store behind this rank's recovery listener, which is opened if necessary.
+    fn own_store(&self) -> Result<Arc<dyn Store>>;
+
+    /// Describes the settings that newcomers must share.
+    fn settings(&self) -> String;
+
+    /// Returns the address of a rank's recovery listener.
+    fn address(&self, rank: usize) -> Option<SocketAddr>;
+
+    /// Finds out whether the process behind a recovery listener lives.
+    fn probe(&self, listener: &SocketAddr) -> Probe;
+
+    /// Runs several exchanges in one turn of the communicator.
+    fn in_one_turn<R>(&self, work: impl FnOnce() -> Result<R>) -> Result<R>;
+
+    /// Gathers a number from every rank.
+    fn exchange(&self, number: u64) -> Result<Vec<u64>>;
+
+    /// Gathers a text from every rank.
+    fn exchange_texts(&self, text: &str) -> Result<Vec<Vec<u8>>>;
+
+    /// Returns the store behind rank 0's recovery listener; `patience` limits the wait for an answer.
+    fn first_store(&self, patience: Duration) -> Result<Arc<dyn Store>>;
+
+    /// Returns the prefix of the keys of the next attempt in rank 0's store. It is the same on all ranks.
+    fn next_prefix(&self) -> String;
+
+    /// Connects this rank with the other members and the newcomers of a plan, over a store.
+    fn connect(&self, store: Arc<dyn Store>, plan: &Plan, deadline: &Deadline) -> Result<Self>;
+
+    /// Publishes that this rank continues in the communicator that an admission made. If `was_slow`, the others may have
+    /// given this rank up. Returns `LeftBehind` if they have continued without it.
+    fn commit(&self, was_slow: bool) -> Result<()>;
+
+    /// Waits for all ranks of a new communicator.
+    fn meet(&self, limit: Duration) -> Result<()>;
+
+    /// Makes a communicator of the remaining ranks. If `first_newcomer` is given, this rank is a newcomer that does not
+    /// know whether the members have committed. It may continue only with a lower rank, if one is left.
+    fn shrink(&self, first_newcomer: Option<usize>) -> Result<Shrunk<Self>>;
+}
+
+/// The newcomers of an attempt and where they meet, agreed by all members.
+pub(super) struct Plan {
+    /// Rank 0's recovery listener.
+    pub(super) address: SocketAddr,
+    /// The number of newcomers that each member has called.
+    pub(super) counts: Vec<usize>,
+    /// The recovery listeners of all newcomers.
+    pub(super) listeners: Vec<SocketAddr>,
+}
+
+/// Returns how long a number of ranks may take to connect, and to meet for the first time.
+pub(super) fn connection_time(world_size: usize) -> Duration {
+    CONNECTED + CONNECTED_PER_RANK * u32::try_from(world_size).unwrap_or(u32::MAX)
+}
