@@ -199,8 +199,8 @@ pub struct Config {
     pub host_identity: Option<String>,
     /// Algorithms for ranges of sizes, instead of the automatic choice. `"doubling:0-16K,ring:16K-".parse()?` makes
     /// such ranges from text. The automatic choice still applies to sizes that no range covers, to collectives that do
-    /// not have the algorithm, and to ops that do not allow it. Shared memory inside a host has only one algorithm and
-    /// is not affected. Default: none. Variable: `COLLECTIVES_ALGORITHM`.
+    /// not have the algorithm, and to ops that do not allow it. Calls in shared memory inside a host are not affected,
+    /// because they have no choice of algorithm. Default: none. Variable: `COLLECTIVES_ALGORITHM`.
     pub algorithms: AlgorithmRanges,
     /// The limit on the size of objects, in bytes. An object collective fails with
     /// [`InvalidArgument`](Error::InvalidArgument) if all its objects together exceed the limit. A receive fails with
