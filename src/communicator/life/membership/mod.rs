@@ -37,7 +37,7 @@ use crate::communicator::Communicator;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Membership {
-    /// The communicator of members and newcomers. If there were no newcomers, it is the members' communicator.
+    /// The communicator of old ranks and newcomers. If there were no newcomers, this is the old communicator.
     pub communicator: Communicator,
     /// The ranks of the newcomers in [`communicator`](Self::communicator). Empty if there were none.
     pub newcomers: Range<usize>,
