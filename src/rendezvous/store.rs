@@ -8,16 +8,16 @@ use crate::error::{Error, Result};
 
 /// A small key-value store shared by the ranks of a job, with the semantics of `torch.distributed.Store`.
 ///
-/// A key is a text of at most 8 KiB, and a value has at most 8 MiB. Numbers made by [`add`](Store::add) are kept as
+/// A key is a text of at most 8 KiB, and a value has at most 8 MiB. A store keeps the numbers of [`add`](Store::add) as
 /// decimal text, so [`get`](Store::get) of a counter returns text such as `b"42"`. Any thread can call any method.
 ///
 /// A store is for start-up, and for small agreements between ranks. It is not fast, and its contents are not secret.
 ///
 /// # Errors
 ///
-/// Every call fails with [`Error::InvalidArgument`] if a key or value is too long. A call fails with [`Error::Io`] or
-/// [`Error::Protocol`] if the server or the file behind the store fails or returns invalid data. Calls that take a
-/// `timeout` fail with [`Error::Timeout`] once the timeout has passed. The error's field `doing` names the keys that
+/// Every call fails with [`Error::InvalidArgument`] if a key or value is too long, and with [`Error::Io`] or
+/// [`Error::Protocol`] if the server or the file behind the store fails or returns invalid data. A call that takes a
+/// `timeout` fails with [`Error::Timeout`] once this time has passed. The error's field `doing` names the keys that
 /// were still missing. With a timeout of zero, a call checks once and does not wait.
 ///
 /// # Examples

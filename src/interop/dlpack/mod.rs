@@ -49,7 +49,7 @@ pub const VERSION: DLPackVersion = DLPackVersion { major: 1, minor: 1 };
 
 /// Marks a tensor that may not be written.
 pub const DLPACK_FLAG_READ_ONLY: u64 = 1;
-/// Marks a tensor that its producer copied, and that only the consumer uses.
+/// Marks a tensor that is a copy made by its producer, and that only the consumer uses.
 pub const DLPACK_FLAG_IS_COPIED: u64 = 1 << 1;
 
 /// Ordinary memory (`kDLCPU`).
@@ -77,7 +77,7 @@ pub struct DLPackVersion {
 pub struct DLDevice {
     /// A `DLDeviceType`.
     pub device_type: i32,
-    /// The device's number among those of that type.
+    /// The device's number among the devices of that type.
     pub device_id: i32,
 }
 
