@@ -146,8 +146,8 @@ pub enum ShrinkMode {
     /// The communicator remains usable. No call may be in flight on the communicator when it is shrunk.
     #[doc(alias = "NCCL_SHRINK_DEFAULT")]
     Keep,
-    /// The shrink first stops the communicator's work in flight. Use this mode, for example, if a rank has died during
-    /// that work. Afterwards the communicator can only be dropped.
+    /// The shrink first stops the communicator's work in flight, and the communicator can then only be dropped. Use
+    /// this mode, for example, if a rank has died during that work.
     #[doc(alias = "NCCL_SHRINK_ABORT")]
     Abort,
 }
@@ -155,7 +155,7 @@ pub enum ShrinkMode {
 /// The memory of a raw call: its address, its number of elements, and their type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RawBuffer {
-    /// The device address. The address may be 0 only if the call neither reads nor writes this memory.
+    /// The device address. It may be 0 only if the call neither reads nor writes this memory.
     pub address: u64,
     /// The number of elements.
     pub count: usize,

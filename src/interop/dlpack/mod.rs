@@ -1,9 +1,9 @@
-//! Tensors that libraries exchange within a process, in the form that DLPack defines. They are imported and exported in
-//! the structures from before 1.0 ([`DLManagedTensor`]) and those of 1.x ([`DLManagedTensorVersioned`]).
+//! Tensors that libraries exchange within a process, in the form that DLPack defines. This crate imports and exports
+//! the structure of DLPack 1.x ([`DLManagedTensorVersioned`]) and the older structure ([`DLManagedTensor`]).
 //!
-//! An imported tensor is a [`Tensor`]. It is a buffer for any call, whatever its type ([`Tensor::as_buffer_mut`]). If
-//! you know the type, you also get slices of host memory and views of GPU memory. You can export any buffer that can
-//! be owned: [`export()`] and [`export_legacy`].
+//! An imported tensor is a [`Tensor`]. It can be a buffer for any call, whatever its element type
+//! ([`Tensor::as_buffer_mut`]). If you know the element type, you can also get a slice of host memory or a view of GPU
+//! memory. [`export()`] and [`export_legacy`] export any buffer that can be owned.
 //!
 //! ```
 //! use collectives::{Communicator, ReduceOp, interop::dlpack};
