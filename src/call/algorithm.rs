@@ -128,7 +128,7 @@ impl Rule {
         if !Algorithm::BETWEEN_HOSTS.contains(&algorithm) {
             let known = Algorithm::BETWEEN_HOSTS.map(Algorithm::name).join(", ");
             return Err(format!(
-                "{:?} cannot be requested: it follows from the placement of the ranks; request one of {known}",
+                "{:?} cannot be requested: calls choose it by the placement of the ranks; request one of {known}",
                 algorithm.name()
             ));
         }

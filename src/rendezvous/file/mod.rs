@@ -94,8 +94,8 @@ impl FileStore {
             let closed = own_counter(&log, CLOSED, &path)?;
             if closed > 0 || usize::try_from(opened).is_ok_and(|opened| opened > size) {
                 let reason = format!(
-                    "an earlier run left this file behind (with this process, {opened} have it open in a world of {size}, and {closed} \
-                     have closed it); remove it, or use a new path for each run"
+                    "an earlier run left this file behind ({opened} of at most {size} stores have been opened on it, and {closed} \
+                     of them have been closed); remove it, or use a new path for each run"
                 );
                 return Err(Error::config(format!("store file {path:?}"), reason));
             }

@@ -72,7 +72,7 @@ impl Builder {
         let addresses = addresses.to_socket_addrs().map_err(|error| Error::argument("join", format!("the addresses: {error}")))?;
         let addresses: Vec<SocketAddr> = addresses.collect();
         if addresses.is_empty() {
-            return Err(Error::argument("join", "no address of a member"));
+            return Err(Error::argument("join", "there is no address; pass at least one rank's join_address"));
         }
         let deadline = Deadline::after(self.config.timeout);
         Newcomer { builder: self, deadline }.ask_all(&addresses)
