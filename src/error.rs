@@ -256,8 +256,8 @@ pub enum Error {
         /// Why this rank is not included.
         reason: String,
     },
-    /// An earlier error ended this communicator. You can still call `shrink`, `abort` and `close`, and drop the
-    /// communicator.
+    /// An earlier error ended this communicator. You can still call `shrink`, `admit`, `abort` and `close`, and drop
+    /// the communicator.
     #[error("{call}: this communicator was ended by an earlier error: {}", cause.root())]
     Poisoned {
         /// The call that was refused.

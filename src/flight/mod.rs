@@ -30,11 +30,11 @@
 //! counter, which is converted to a time when records are read. (`benches/record/design-figures.md` has
 //! the cost.)
 //!
-//! A thread that sleeps while it waits records, at least every 50 ms, the ranks that it waits for. The thread also
-//! warns of stalls at these times, because the fast path reads no clock. Records are written as JSON with PyTorch's
-//! names (`file.rs`). `collperf --explain-hang` groups the files by communicator, and compares calls with the same
-//! number as far as the rings overlap. It reports a rank as behind only if others are stuck in a call that this rank
-//! has not reached. A collective that has finished on any rank does not count, because every rank has entered it.
+//! At least every 50 ms, a thread that sleeps in a wait records the ranks that it waits for. It also warns of stalls at
+//! these times, because the fast path reads no clock. Records are written as JSON with PyTorch's names (`file.rs`).
+//! `collperf --explain-hang` groups the files by communicator, and compares calls with the same number as far as the
+//! rings overlap. It reports a rank as behind only if others are stuck in a call that this rank has not reached. A
+//! collective that has finished on any rank does not count, because every rank has entered it.
 //!
 //! The handler of SIGUSR1 is installed on request, and replaces no other handler. It writes to an eventfd; a thread
 //! does the rest.

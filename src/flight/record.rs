@@ -60,9 +60,9 @@ pub struct Record {
     pub peer: Option<usize>,
     /// The tag of a message. The crate's own messages have tags from 2⁶³ on.
     pub tag: Option<u64>,
-    /// The start time, in nanoseconds since 1970. It is not exact for every message that ended without a wait: it can
-    /// be the start time of an earlier message, at most 16 messages before. If a collective ended without a wait,
-    /// because all other ranks were already waiting, the start time is `None` in 15 of 16 cases.
+    /// The start time, in nanoseconds since 1970. For a message that ended without a wait, this can be the start time
+    /// of one of the 16 messages before it. For a collective that ended without a wait, because all other ranks were
+    /// already waiting, it is `None` in 15 of 16 cases.
     pub started_ns: Option<u64>,
     /// The end time, in nanoseconds since 1970. `None` until the call ends, and also afterwards if the call took only a
     /// few microseconds and the clock was not read.

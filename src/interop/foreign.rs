@@ -203,8 +203,9 @@ unsafe impl<P: AsDevicePtrMut + ?Sized> AsDevicePtrMut for &mut P {}
 ///
 /// Calls are queued on the communicator's stream, or on the stream named with
 /// [`Communicator::with_stream`](crate::Communicator::with_stream). That stream first waits for the memory's own
-/// stream, which in turn waits for the call. If both streams are the same, no wait is added. While a graph is captured,
-/// no wait is added either, so you must order the launches of the graph relative to the memory's stream.
+/// stream, and the memory's own stream then waits for the call. If both streams are the same, no wait is added. While a
+/// graph is captured, no wait is added either, so you must order the launches of the graph relative to the memory's
+/// stream.
 pub struct ForeignBuffer<P> {
     memory: P,
     context: Arc<CudaContext>,

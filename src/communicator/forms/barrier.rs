@@ -78,11 +78,11 @@ impl Communicator {
         Err(self.core.shared.recorder.with_meanwhile(error))
     }
 
-    /// Waits until every rank has entered a barrier with this tag. A tagged barrier is not a collective. It can run at
-    /// the same time as barriers with other tags, and as other threads' collectives. Ranks may enter barriers with
-    /// different tags in different orders. The program's own messages do not disturb a barrier. Several threads of a
-    /// rank may enter barriers with the same tag. When the k-th of these threads leaves its barrier, every rank has
-    /// entered a barrier with this tag k times.
+    /// Waits until every rank has entered a barrier with this tag. A tagged barrier is not a collective: barriers with
+    /// other tags, and other threads' collectives, can run at the same time. Ranks may enter barriers with different
+    /// tags in different orders. The program's own messages do not disturb a barrier. Several threads of a rank may
+    /// enter barriers with the same tag. When the k-th of these threads leaves its barrier, every rank has entered a
+    /// barrier with this tag k times.
     ///
     /// Cost: log₂ n rounds. In each round, every rank sends one message of 4 bytes and receives one such message.
     ///
