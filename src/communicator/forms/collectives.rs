@@ -20,7 +20,7 @@ use crate::error::Result;
 /// Errors common to all collectives:
 /// - `InvalidArgument` if the arguments are invalid on this rank. Nothing was sent then, and the communicator stays
 ///   usable.
-/// - `Unsupported` if the element type does not have the op.
+/// - `Unsupported` if the op does not support the element type.
 /// - `Mismatch`, `PeerLost`, `Timeout` and `Aborted`; and `Poisoned` after one of these has ended the communicator.
 ///
 /// The costs below are the bytes that each rank sends between hosts, for `n` ranks and `N` bytes per rank.

@@ -237,8 +237,8 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the element type does not
-    /// have the op.
+    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the op does not support the
+    /// element type.
     pub fn all_reduce<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, op: impl Into<Reduction<B::Element>>) -> Result<()> {
         self.record(self.comm.prepare_all_reduce(Source::InPlace, buffer.memory_mut(), &op.into()))
     }
@@ -247,8 +247,8 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the element type does not
-    /// have the op.
+    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the op does not support the
+    /// element type.
     pub fn reduce<B: BufferMut + ?Sized>(
         &mut self,
         buffer: &'buffers mut B,
@@ -287,8 +287,8 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the element type does not
-    /// have the op.
+    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the op does not support the
+    /// element type.
     pub fn reduce_scatter_into<S, D>(
         &mut self,
         source: &'buffers S,
@@ -319,8 +319,8 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the element type does not
-    /// have the op.
+    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the op does not support the
+    /// element type.
     pub fn all_reduce_into<S, D>(
         &mut self,
         source: &'buffers S,
@@ -338,8 +338,8 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the element type does not
-    /// have the op.
+    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the op does not support the
+    /// element type.
     pub fn reduce_into<S, D>(
         &mut self,
         source: &'buffers S,
@@ -380,8 +380,8 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the element type does not
-    /// have the op.
+    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the op does not support the
+    /// element type.
     pub fn reduce_scatter<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, op: impl Into<Reduction<B::Element>>) -> Result<()> {
         self.record(self.comm.prepare_reduce_scatter(None, buffer.memory_mut(), &op.into()))
     }
@@ -465,8 +465,8 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the element type does not
-    /// have the op.
+    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the op does not support the
+    /// element type.
     pub fn reduce_scatter_v<B: BufferMut + ?Sized>(
         &mut self,
         buffer: &'buffers mut B,
@@ -480,8 +480,8 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the element type does not
-    /// have the op.
+    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the op does not support the
+    /// element type.
     pub fn reduce_scatter_v_into<S, D>(
         &mut self,
         source: &'buffers S,

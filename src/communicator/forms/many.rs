@@ -188,8 +188,8 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the element type does not
-    /// have the op.
+    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the op does not support the
+    /// element type.
     pub fn all_reduce_many<B: BufferMut>(&mut self, buffers: &'buffers mut [B], op: impl Into<Reduction<B::Element>>) -> Result<()> {
         self.record(self.comm.prepare_all_reduce_many(buffers, &op.into()))
     }
@@ -220,8 +220,8 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the element type does not
-    /// have the op.
+    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the op does not support the
+    /// element type.
     pub fn reduce_scatter_many_into<S, D>(
         &mut self,
         sources: &'buffers [S],

@@ -41,7 +41,7 @@ use crate::error::Result;
 /// The [`Work`] returns all other errors.
 ///
 /// - `InvalidArgument` if the arguments are invalid on this rank.
-/// - `Unsupported` if the element type does not have the op, or in a forked child.
+/// - `Unsupported` if the op does not support the element type, or in a forked child.
 /// - `Io` if the worker thread cannot be started, or if there is no memory to prepare the call.
 ///
 /// For device buffers, also:

@@ -84,7 +84,7 @@ impl Communicator {
     ///
     /// A rank may be in several lists. Lists without a common rank are made together in one round, at the cost of one
     /// [`split`](Self::split). Lists with a common rank need several rounds: each list is made in the first round in
-    /// which no earlier list has one of its ranks.
+    /// which no earlier list has a rank in common with it.
     ///
     /// ```
     /// # use collectives::Communicator;
