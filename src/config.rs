@@ -505,8 +505,8 @@ impl Secret {
         secret(&environment)?.map(Self::encrypting_if_asked).transpose()
     }
 
-    /// Returns this secret, [`encrypting`](Secret::encrypting) if `COLLECTIVES_ENCRYPT` is `1`. Intended for a launcher
-    /// that makes a secret for its job.
+    /// Returns this secret, which becomes [`encrypting`](Secret::encrypting) if `COLLECTIVES_ENCRYPT` is `1`. Intended
+    /// for a launcher that makes a secret for its job.
     ///
     /// # Errors
     ///

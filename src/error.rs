@@ -214,9 +214,9 @@ pub enum Error {
     /// - the connection to the peer broke,
     /// - the peer's host no longer answers.
     ///
-    /// If a collective, or a message on devices, fails with this error, the communicator has ended. After a message in
-    /// host memory, a `monitored_barrier` or a `tagged_barrier`, messages between the other ranks still work, but
-    /// collectives fail.
+    /// If a collective, or a message on devices, fails with this error, the communicator has ended. If a message in
+    /// host memory, a `monitored_barrier` or a `tagged_barrier` fails with it, messages between the other ranks still
+    /// work, but collectives fail.
     #[error("{doing}: lost {peer} after {:.3} s: {reason}", elapsed.as_secs_f64())]
     PeerLost {
         /// The call or operation.
@@ -273,9 +273,9 @@ pub enum Error {
         /// The rank that aborted.
         by: Peer,
     },
-    /// A peer or server sent bytes that do not follow the protocol. Such bytes end the communicator, unless they are an
-    /// object of an unexpected type. In that case, the communicator stays usable. If the start of a communicator fails
-    /// with this error, no communicator is made.
+    /// A peer or server sent bytes that cannot be decoded. If the bytes are an object of an unexpected type, the
+    /// communicator stays usable. Otherwise, it has ended. If the start of a communicator fails with this error, no
+    /// communicator is made.
     #[error("{with} sent data that cannot be understood: {reason}")]
     Protocol {
         /// The sender.

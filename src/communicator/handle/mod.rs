@@ -52,8 +52,8 @@ use crate::observe::LIFE;
 ///
 /// If two ranks, or two threads, use two communicators in different orders, they wait for each other until a deadline
 /// passes. The resulting [`Error::Timeout`] names the call, the ranks that it waited for, and the other calls in which
-/// this process waited at the same time. If the ranks are processes, each process names only its own calls. `collperf
-/// --explain-hang` compares the calls of all processes.
+/// this process waited at the same time. If the ranks are processes, each process names only its own calls.
+/// `collperf --explain-hang` compares the calls of all processes.
 ///
 /// A lost peer, a mismatch, an abort or a timeout inside a collective ends the communicator. Later calls return an
 /// error that contains the first error. [`shrink`](Self::shrink) makes a new communicator of the remaining ranks.

@@ -25,9 +25,9 @@ use crate::host::health::forked;
 /// The handle of a background call, with the buffer that the call works on.
 ///
 /// [`Work::wait`] gives the buffer back. If the call failed, `wait` returns the error instead, and the buffer is freed.
-/// If a device may still use the buffer then, it is freed when the device's stream has reached the end of the call. If
-/// you drop the handle, the call continues, and the buffer is freed when the call has ended. If you leak the handle,
-/// only the buffer leaks.
+/// If a device may still use the buffer at that time, the buffer is freed when the device's stream has reached the end
+/// of the call. If you drop the handle, the call continues, and the buffer is freed when the call has ended. If you
+/// leak the handle, only the buffer leaks.
 ///
 /// You can:
 /// - wait for the call ([`wait`](Self::wait)), or for the first of several ([`wait_any`](Self::wait_any)),

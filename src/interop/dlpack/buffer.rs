@@ -61,7 +61,7 @@ impl Tensor {
     ///
     /// # Errors
     ///
-    /// The errors of [`Tensor::as_buffer_mut`]. An error also returns the tensor to its library.
+    /// The errors of [`Tensor::as_buffer_mut`]. If there is an error, the tensor is returned to its library.
     pub fn into_buffer(self) -> Result<TensorBuffer<Self>> {
         self.writable()?;
         self.can_be_lent()?;
@@ -73,7 +73,7 @@ impl Tensor {
     ///
     /// # Errors
     ///
-    /// The errors of [`Tensor::as_buffer`]. An error also returns the tensor to its library.
+    /// The errors of [`Tensor::as_buffer`]. If there is an error, the tensor is returned to its library.
     pub fn into_source(self) -> Result<TensorBuffer<Arc<Self>>> {
         self.can_be_lent()?;
         Ok(TensorBuffer { tensor: Arc::new(self) })

@@ -17,8 +17,8 @@ enum Managed {
 
 /// A tensor that another library lends until this value is dropped.
 ///
-/// When it was imported, this crate has checked that it supports the element type, and that the elements are aligned,
-/// contiguous, and in row-major order.
+/// The import has checked that this crate supports the element type, and that the elements are aligned, contiguous, and
+/// in row-major order.
 pub struct Tensor {
     managed: Managed,
     /// The `data` pointer from the tensor's library; slices are made from it.

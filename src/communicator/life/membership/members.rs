@@ -51,8 +51,8 @@ impl Communicator {
     /// call: by at most 2 s, or, if it stops while the ranks connect, by at most 30 s plus 20 ms for each rank. If the
     /// ranks cannot connect with a newcomer, it waits for the next call, and is refused after three attempts.
     ///
-    /// Once newcomers were admitted, call `shrink` and `admit` on the new communicator, because a `shrink` of this one
-    /// returns `LeftBehind`. The new communicator is a job of its own, with the name "world" and with
+    /// Once newcomers have been admitted, call `shrink` and `admit` on the new communicator, because a `shrink` of this
+    /// one returns `LeftBehind`. The new communicator is a job of its own, with the name "world" and with
     /// [`world_ranks`](Self::world_ranks) that count from 0. It has the same settings as this communicator, and a
     /// device backend if this one has a device backend.
     ///
