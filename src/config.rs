@@ -277,13 +277,15 @@ pub struct Config {
     /// `None`, so any process that reaches a rank or the store can connect. Variables: `COLLECTIVES_SECRET`, or
     /// `COLLECTIVES_SECRET_FILE` (see [`Secret::from_file`]).
     pub secret: Option<Secret>,
-    /// Encrypts all TCP connections of the job, between ranks and to the store. An attacker on the network cannot read
-    /// the data, and cannot change it without being noticed (`SECURITY.md` lists the remaining risks). Needs a secret,
-    /// and the crate's feature `encryption`. All ranks and the server of their store must have the same `encrypt`. If a
-    /// rank has a different `encrypt` than the server, the server refuses the rank's connection, and the rank gets
-    /// [`Unauthorized`](Error::Unauthorized). If ranks differ in `encrypt` and no server refuses them, for example
-    /// because the store is a file, the start fails with [`Conflict`](Error::Conflict). Shared memory inside a host is
-    /// not encrypted. Default: off. Variable: `COLLECTIVES_ENCRYPT` (`0` or `1`).
+    /// Encrypts all TCP connections between ranks and to the store. An attacker on the network cannot read the data,
+    /// and cannot change it without being noticed (`SECURITY.md` lists the remaining risks). NCCL then encrypts its own
+    /// TCP connections too. If the loaded NCCL cannot do so, there is no device backend. Shared memory inside a host is
+    /// not encrypted. Needs a secret, and the crate's feature `encryption`.
+    ///
+    /// All ranks and the server of their store must have the same `encrypt`. If a rank differs from the server, the
+    /// server refuses the rank's connection, and the rank gets [`Unauthorized`](Error::Unauthorized). If ranks differ
+    /// and no server refuses them, for example because the store is a file, the start fails with
+    /// [`Conflict`](Error::Conflict). Default: off. Variable: `COLLECTIVES_ENCRYPT` (`0` or `1`).
     pub encrypt: bool,
     /// NCCL's own settings for the communicator. Default: none, so NCCL decides. Device support is experimental: no
     /// real GPU has run it.
