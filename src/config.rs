@@ -61,8 +61,8 @@ impl fmt::Display for Transport {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Waiting {
-    /// Polls for as long as most waits take, then sleeps. If other threads want the same cores, polls only for about as
-    /// long as a wake-up takes.
+    /// Polls for as long as most waits take, and then sleeps. If other threads need the same cores, polls only for
+    /// about as long as a wake-up takes.
     #[default]
     Auto,
     /// Never sleeps. Meant for ranks that each have a core to themselves and must notice the end of a wait immediately.
@@ -95,12 +95,13 @@ impl fmt::Display for Waiting {
 
 /// Settings of a communicator.
 ///
-/// Begin with four settings: `timeout`, `transport`, `secret` and `flight_recorder_dir`.
+/// Look at four settings first: `timeout`, `transport`, `secret` and `flight_recorder_dir`.
 ///
-/// Settings left at their default are read from environment variables when a communicator is made. The documentation of
-/// each field names its variable, if it has one. A field set to its default value counts as unset. So
-/// `COLLECTIVES_REPRODUCIBLE=1` always switches `reproducible` on, and `COLLECTIVES_ENCRYPT=1` always switches
-/// `encrypt` on. `COLLECTIVES_CHECK_DEVICE_CALLS=1` takes effect even if the program asks to compare fewer calls.
+/// When a communicator is made, each field that still has its default value is read from its environment variable. The
+/// field's documentation names the variable, if there is one. A field that the program sets to the default value is
+/// read from the variable too. So `COLLECTIVES_REPRODUCIBLE=1` always switches `reproducible` on, and
+/// `COLLECTIVES_ENCRYPT=1` always switches `encrypt` on. `COLLECTIVES_CHECK_DEVICE_CALLS=1` takes effect even if the
+/// program asks to compare fewer calls.
 ///
 /// ```
 /// # use collectives::{Communicator, Config, Transport};
@@ -116,12 +117,15 @@ impl fmt::Display for Waiting {
 ///
 /// **Use the same settings on every rank.** Only the following settings may differ: `timeout`, `waiting`,
 /// `check_threads`, `flight_recorder_calls`, `flight_recorder_dir`, `stall_warning`, `status_socket`, `observer`,
-/// `trace`, `trace_dir`, `metrics_dir`, `device_scratch_bytes`, `listen_address` and `host_identity`. When the ranks start, they compare `transport`,
-/// `reproducible`, `algorithms`, `encrypt` and `check_device_calls`. The start fails with [`Conflict`](Error::Conflict)
-/// if these settings differ, and with [`Unauthorized`](Error::Unauthorized) if the secrets differ. If the store is
-/// served over TCP, the server notices a rank with a different `encrypt` before this comparison. The server then
-/// refuses the rank's connection, and the rank gets `Unauthorized`. The remaining settings must also be the same, but
-/// the ranks do not compare them. If one of them differs, the following happens:
+/// `trace`, `trace_dir`, `metrics_dir`, `device_scratch_bytes`, `listen_address` and `host_identity`.
+///
+/// When the ranks start, they compare `transport`, `reproducible`, `algorithms`, `encrypt` and `check_device_calls`.
+/// The start fails with [`Conflict`](Error::Conflict) if these settings differ, and with
+/// [`Unauthorized`](Error::Unauthorized) if the secrets differ. A rank with a different `encrypt` gets `Unauthorized`
+/// if the store is served over TCP, because the store's server refuses the rank's connection before the ranks compare
+/// anything.
+///
+/// The remaining settings must also be the same, but the ranks do not compare them. A difference has these effects:
 ///
 /// - `silence_timeout`: each rank uses its own value, so some ranks notice a silent host sooner than others.
 /// - `object_limit_bytes`: an object collective can fail on one rank while the other ranks wait for it.
@@ -147,31 +151,31 @@ impl fmt::Display for Waiting {
 /// | up to 32 | 128 KiB | 16 KiB | 32 ranks: 57 MiB |
 /// | up to 1024 | 64 KiB | 4 KiB | 64 ranks: 59 MiB |
 ///
-/// The region is address space, and it takes up no memory before it is used. Only these parts of the region take up
-/// memory:
+/// The region is address space, which takes up no memory before it is used. Only these parts of it take up memory:
 /// - about 4.5 KiB per rank at the start,
 /// - the parts of a rank's six slots that its calls fill,
 /// - the queues between ranks that send each other messages.
 ///
-/// Each rank of a job listens on one port, which does not answer before a [`shrink`](crate::Communicator::shrink). With
-/// `Tcp`, or if the job has several hosts, each rank also listens on a second port. At the start of a job on h hosts,
-/// one rank of each host opens about log₂ h connections, and accepts as many. With `Tcp`, every rank of a job of n
-/// ranks opens about log₂ n connections, and accepts as many. Other connections are opened when they are first needed.
-/// For each different call over TCP, a communicator prepares a plan of the transfers. The communicator keeps the latest
-/// 32 plans, which take at most 1 MiB in total. During the start, each rank sends about 22 requests to the store.
+/// Each rank of a job listens on one port, and serves requests there only after a call of
+/// [`shrink`](crate::Communicator::shrink), [`admit`](crate::Communicator::admit) or
+/// [`join_address`](crate::Communicator::join_address). With `Tcp`, or if the job has several hosts, each rank also
+/// listens on a second port. At the start of a job on h hosts, one rank of each host opens about log₂ h connections,
+/// and accepts as many. With `Tcp`, every rank of a job of n ranks opens about log₂ n connections, and accepts as many.
+/// Other connections are opened when they are first needed. For each different call over TCP, a communicator prepares a
+/// plan of the transfers. It keeps the latest 32 plans, which take at most 1 MiB in total. At the start of a job, each
+/// rank sends about 22 requests to the store.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Config {
-    /// Every call ends after this time at the latest. The exceptions are the calls in the last table of
-    /// `docs/src/failures.md`, which have other limits. Default: 30 minutes, as for Gloo in `torch.distributed`.
-    /// Variable: `COLLECTIVES_TIMEOUT` (seconds).
+    /// The longest time that a call may take. The calls in the last table of `docs/src/failures.md` have other limits.
+    /// Default: 30 minutes, as for Gloo in `torch.distributed`. Variable: `COLLECTIVES_TIMEOUT` (seconds).
     pub timeout: Duration,
     /// How long the host of a peer may take to acknowledge data that was sent over TCP. After this time, the peer
-    /// counts as lost. Zero turns this limit off. Without this limit, a wait for a silent host ends after `timeout`, or
-    /// when Linux ends the connection by its own limit (`net.ipv4.tcp_retries2`, about 15 minutes). If a process ends
-    /// while its host still answers, the peers notice the end immediately. The time is counted in whole seconds, and is
-    /// at least 2 seconds on an idle connection. Default: 60 seconds, which is longer than the failover of a switch or
-    /// the migration of a virtual machine takes. Variable: `COLLECTIVES_SILENCE_TIMEOUT` (seconds, `0` for no limit).
+    /// counts as lost. Zero turns the limit off. A wait for a silent host then ends after `timeout`, or when Linux
+    /// itself gives up the connection (`net.ipv4.tcp_retries2`, about 15 minutes). If a process ends while its host
+    /// still answers, the peers notice the end immediately. The time is counted in whole seconds. On an idle
+    /// connection, it is at least 2 seconds. Default: 60 seconds, which is longer than the failover of a switch or the
+    /// migration of a virtual machine takes. Variable: `COLLECTIVES_SILENCE_TIMEOUT` (seconds, `0` for no limit).
     pub silence_timeout: Duration,
     /// The links to use. Default: `Auto`. Variable: `COLLECTIVES_TRANSPORT` (`auto`, `shm` or `tcp`).
     pub transport: Transport,
@@ -190,34 +194,32 @@ pub struct Config {
     pub reproducible: bool,
     /// The host identity: ranks with equal values count as ranks of one host. If this is `None` (the default), a host
     /// is identified by its boot id, and by the network namespace, the user namespace and the user id of the process.
-    /// To try a job of several hosts on one machine, set different values on the ranks. Equal values alone do not
-    /// enable ranks to share memory. If ranks with equal values cannot share memory, they use TCP. Variable:
-    /// `COLLECTIVES_HOST_IDENTITY`.
+    /// To try a job of several hosts on one machine, set different values on the ranks. If ranks with equal values
+    /// cannot share memory, they use TCP. Variable: `COLLECTIVES_HOST_IDENTITY`.
     pub host_identity: Option<String>,
     /// Algorithms for ranges of sizes, instead of the automatic choice. `"doubling:0-16K,ring:16K-".parse()?` makes
     /// such ranges from text. The automatic choice still applies to sizes that no range covers, to collectives that do
-    /// not have the algorithm, and to ops that do not allow it. Shared memory inside a host has only one algorithm and
-    /// is not affected. Default: none. Variable: `COLLECTIVES_ALGORITHM`.
+    /// not have the algorithm, and to ops that do not allow it. Calls in shared memory inside a host are not affected,
+    /// because they have no choice of algorithm. Default: none. Variable: `COLLECTIVES_ALGORITHM`.
     pub algorithms: AlgorithmRanges,
-    /// The limit on the size of objects, in bytes. In an object collective, the limit applies to the sum of the sizes
-    /// of all objects, and a larger sum makes the collective fail with [`InvalidArgument`](Error::InvalidArgument). The
-    /// limit also applies to a single object that this rank receives as a message, and a larger object makes the
-    /// receive fail with [`Message`](Error::Message). Default: 256 MiB.
+    /// The limit on the size of objects, in bytes. An object collective fails with
+    /// [`InvalidArgument`](Error::InvalidArgument) if all its objects together exceed the limit. A receive fails with
+    /// [`Message`](Error::Message) if its object exceeds the limit. Default: 256 MiB.
     pub object_limit_bytes: usize,
     /// Keeps the store at which the ranks met, for [`Communicator::store`](crate::Communicator::store). If rank 0
-    /// serves the store, rank 0 needs a thread, a listener and a port for the store as long as its communicators live.
-    /// The other ranks need nothing until they use the store. All ranks must have the same setting. Default: off, so
-    /// the store is closed once every rank has joined.
+    /// serves the store, it needs a thread, a listener and a port for the store as long as its communicators live. The
+    /// other ranks need nothing until they use the store. All ranks must have the same setting. Default: off, so rank 0
+    /// stops serving the store once every rank has joined.
     pub keep_store: bool,
     /// Whether a collective is refused while another thread of this rank is in a collective on the same communicator.
-    /// Two such calls have no order, so each call can get the results of the other call, and no other check detects
-    /// that. The refused call returns [`Unordered`](Error::Unordered), and the communicator ends. Give each thread its
-    /// own [lane](crate::Communicator::lane), or order the calls.
+    /// Two such calls have no fixed order, so each can get the results of the other, and no other check detects this
+    /// mistake. The refused call returns [`Unordered`](Error::Unordered), and the communicator ends. Give each thread
+    /// its own [lane](crate::Communicator::lane), or order the calls.
     ///
-    /// Only blocking calls are checked. Switch the check off if the program orders the calls of two threads in a way
-    /// that lets the second call begin before the first has returned. Cost: an atomic operation for each call. Default:
-    /// on if this crate is built with `debug_assertions` (as in `cargo build` without `--release`), otherwise off.
-    /// Variable: `COLLECTIVES_CHECK_THREADS` (`0`, `1`).
+    /// Only blocking calls are checked. Switch the check off if the program itself orders the calls of its threads, but
+    /// lets a call begin before the previous one has returned. Cost: an atomic operation for each call. Default: on if
+    /// this crate is built with `debug_assertions` (as in `cargo build` without `--release`), otherwise off. Variable:
+    /// `COLLECTIVES_CHECK_THREADS` (`0`, `1`).
     pub check_threads: bool,
     /// The address on which this rank listens for peers of other hosts. If this is `None` (the default), the rank
     /// listens on the address from which it reaches rank 0's store. If there is no such address (for a store in a file,
@@ -234,17 +236,17 @@ pub struct Config {
     /// peer, a mismatch or an abort. `collperf --explain-hang FOLDER` reads the files of all ranks. Default: `None`, so
     /// no file is written. Variable: `COLLECTIVES_FLIGHT_RECORDER_DIR`.
     pub flight_recorder_dir: Option<PathBuf>,
-    /// How long a call may wait for its peers before a warning reports the call and the missing ranks. A call that still
-    /// waits is reported again once a minute. The warning goes to `tracing`, or to standard error if the program has no
-    /// subscriber. For calls with a timeout of less than twice this time, the warning comes at half the timeout, and
-    /// only to `tracing`. Zero: never. Default: 30 seconds. Variable: `COLLECTIVES_STALL_WARNING` (seconds, `0` for
-    /// never).
+    /// How long a call may wait for its peers before a warning reports the call and the missing ranks. A call that
+    /// still waits is reported again once a minute. The warning goes to `tracing`, or to standard error if the program
+    /// has no subscriber. If a call's timeout is less than twice this time, the warning comes at half the timeout, and
+    /// only to `tracing`. Zero turns the warnings off. Default: 30 seconds. Variable: `COLLECTIVES_STALL_WARNING`
+    /// (seconds, `0` for never).
     pub stall_warning: Duration,
     /// Whether the process answers `collperf ps`, which shows the calls of running jobs. The first communicator of a
     /// process opens a Unix socket and starts a thread, which sleeps until a program asks. Only programs of the same
     /// user, or of root, get an answer. If the flight recorder is off, there is no answer. If the system refuses the
-    /// socket or the thread, the communicator works without them. Default: on. Variable: `COLLECTIVES_STATUS_SOCKET`
-    /// (`0` or `1`).
+    /// socket or the thread, the communicator works, but `collperf ps` does not show it. Default: on. Variable:
+    /// `COLLECTIVES_STATUS_SOCKET` (`0` or `1`).
     pub status_socket: bool,
     /// Receives the figures of every call when the call has ended; see [`observe`](crate::observe). Communicators made
     /// from this communicator also report to this observer. Default: `None`.
@@ -261,26 +263,29 @@ pub struct Config {
     /// trace (2 ranks, 2 virtual CPUs, AMD EPYC; `benches/record/overhead.md`).
     pub trace: bool,
     /// The folder in which a file `trace-ID-rankR.json` with the times of calls is written; see
-    /// [`observe`](crate::observe). The file is written when the communicator and all communicators made from it are
-    /// gone. If a folder is set, `trace` is on as well. If the process crashes or calls `exit` while a communicator
-    /// still exists, no file is written. Default: `None`. Variable: `COLLECTIVES_TRACE`.
+    /// [`observe`](crate::observe). The file is written when the communicator, and all communicators made from it, have
+    /// been dropped. No file is written if the process crashes or calls `exit` before that. A folder also switches
+    /// `trace` on. Default: `None`. Variable: `COLLECTIVES_TRACE`.
     pub trace_dir: Option<PathBuf>,
-    /// The folder in which each process keeps a file `collectives-HOST-PID.prom` with live metrics: calls, bytes and
-    /// seconds by communicator, backend and kind, errors, and how long the oldest call has waited. The file is OpenMetrics
-    /// text. It is written about every five seconds, and when the last communicator ends. It remains when the process has ended.
-    /// Costs each call as much as an `observer` does. Default: `None`. Variable: `COLLECTIVES_METRICS`.
+    /// The folder in which each process keeps a file `collectives-HOST-PID.prom` with live metrics. The metrics are
+    /// calls, bytes and seconds by communicator, backend and kind; the number of errors; and how long the oldest call
+    /// has waited. The file is OpenMetrics text. It is written about every five seconds, and once more when the last
+    /// communicator ends. It is not removed at the end of the process. Costs each call as much as an `observer` does.
+    /// Default: `None`. Variable: `COLLECTIVES_METRICS`.
     pub metrics_dir: Option<PathBuf>,
-    /// The secret of the job. To connect to each other, every rank of the job and the server of the store must know
-    /// this secret. Default: `None`, no check. Variables: `COLLECTIVES_SECRET`, or `COLLECTIVES_SECRET_FILE` (see
-    /// [`Secret::from_file`]).
+    /// The secret of the job. Every rank, and the server of the store, must know it to connect to the others. Default:
+    /// `None`, so any process that reaches a rank or the store can connect. Variables: `COLLECTIVES_SECRET`, or
+    /// `COLLECTIVES_SECRET_FILE` (see [`Secret::from_file`]).
     pub secret: Option<Secret>,
-    /// Encrypts all TCP connections of the job, between ranks and to the store. An attacker on the network cannot read
-    /// the data, and cannot change it without being noticed (`SECURITY.md` lists the remaining risks). Needs a secret,
-    /// and the crate's feature `encryption`. All ranks and the server of their store must have the same `encrypt`. If a
-    /// rank has a different `encrypt` than the server, the server refuses the rank's connection, and the rank gets
-    /// [`Unauthorized`](Error::Unauthorized). If ranks differ in `encrypt` and no server refuses them, for example
-    /// because the store is a file, the start fails with [`Conflict`](Error::Conflict). Shared memory inside a host is
-    /// not encrypted. Default: off. Variable: `COLLECTIVES_ENCRYPT` (`0` or `1`).
+    /// Encrypts all TCP connections between ranks and to the store. An attacker on the network cannot read the data,
+    /// and cannot change it without being noticed (`SECURITY.md` lists the remaining risks). NCCL then encrypts its own
+    /// TCP connections too. If the loaded NCCL cannot do so, there is no device backend. Shared memory inside a host is
+    /// not encrypted. Needs a secret, and the crate's feature `encryption`.
+    ///
+    /// All ranks and the server of their store must have the same `encrypt`. If a rank differs from the server, the
+    /// server refuses the rank's connection, and the rank gets [`Unauthorized`](Error::Unauthorized). If ranks differ
+    /// and no server refuses them, for example because the store is a file, the start fails with
+    /// [`Conflict`](Error::Conflict). Default: off. Variable: `COLLECTIVES_ENCRYPT` (`0` or `1`).
     pub encrypt: bool,
     /// NCCL's own settings for the communicator. Default: none, so NCCL decides. Device support is experimental: no
     /// real GPU has run it.
@@ -293,29 +298,28 @@ pub struct Config {
     #[cfg(feature = "cuda")]
     pub nccl_library: Option<NcclLibrary>,
     /// The maximum device memory, in bytes, that a communicator uses as scratch memory. Two kinds of calls need scratch
-    /// memory: reductions with an op that NCCL lacks, and in-place `all_to_all`. The data of such reductions is
-    /// exchanged and reduced in chunks. The communicator allocates 8 MiB at the start. It allocates the maximum at the
-    /// first of these calls that works on more than about 16 MiB, because that call needs more than 8 MiB of scratch
-    /// memory. Before you capture calls of these two kinds into a graph, make one such call on more than about 16 MiB.
-    /// With a lower maximum, large calls take more and smaller steps. If the ranks have different maximums, all ranks
-    /// use the smallest. Default: 256 MiB. Scratch memory was tested only on a simulated GPU.
+    /// memory: reductions with an op that NCCL lacks, and in-place `all_to_all`. The communicator allocates 8 MiB at
+    /// the start. The first such call on more than about 16 MiB needs more than these 8 MiB, and the communicator then
+    /// allocates the maximum. So make one such call before you capture calls of these kinds into a graph. A call that
+    /// needs more than the maximum works in several steps. If the ranks have different maximums, all ranks use the
+    /// smallest. Default: 256 MiB. Scratch memory was tested only on a simulated GPU.
     #[cfg(feature = "cuda")]
     pub device_scratch_bytes: usize,
-    /// Which device calls the ranks compare over the host backend before they queue them. For a collective, all ranks
-    /// compare their calls. For a message, its two ends compare their calls. Default: all calls are compared. Variable:
+    /// Which device calls the ranks compare over the host backend before they queue them. All ranks compare a
+    /// collective. The two ends of a message compare the message. Default: all calls are compared. Variable:
     /// `COLLECTIVES_CHECK_DEVICE_CALLS` (`1` for all calls, even if the program asks to compare fewer). All ranks must
     /// have the same setting. No real GPU has run device calls.
     ///
     /// NCCL itself compares nothing: on a mismatch, NCCL hangs, moves wrong bytes, or writes past the end of a buffer.
-    /// With [`CheckDeviceCalls::unchecked_after`], the ranks compare fewer calls, and you promise that the ranks make
-    /// the same calls.
+    /// With [`CheckDeviceCalls::unchecked_after`], the ranks compare fewer calls, and you promise that the calls which
+    /// they do not compare match.
     ///
-    /// **What is compared.** Of each call, the ranks compare the kind, op (a custom op by its name), element type, count,
-    /// root and lists of counts. Of a group, they compare each call. If anything differs, the ranks get a `Mismatch`
-    /// before the call is queued, and the communicator stays usable. There are two exceptions: messages, and groups of
-    /// several communicators ([`Communicator::group_across`](crate::Communicator::group_across)). When a rank finds a
-    /// mismatch in one of these, other ranks already know of the calls, so the mismatch ends the communicators
-    /// involved.
+    /// **What is compared.** Of each call, the ranks compare the kind, op (a custom op by its name), element type,
+    /// count, root and lists of counts. Of a group, they compare each call. If anything differs, the ranks get a
+    /// `Mismatch` before the call is queued, and the communicator stays usable. There are two exceptions: messages, and
+    /// groups of several communicators ([`Communicator::group_across`](crate::Communicator::group_across)). A mismatch
+    /// in these ends the communicators involved, because other ranks already know of the calls when a rank finds the
+    /// mismatch.
     ///
     /// **Cost.** A compared collective returns only after every rank has called it. The comparison of a collective costs
     /// as much time as an `all_gather_into` of 40 B on the host. A compared receive returns only when its sender has
@@ -324,9 +328,9 @@ pub struct Config {
     ///
     /// **Order.** A communicator's device calls and its collectives on host memory have one common order. All ranks
     /// must make these calls in the same order. A device call waits for the other ranks, as a collective on host memory
-    /// does. For example, suppose that rank 0 makes a device call and then sends a message, but rank 1 receives this
-    /// message before it makes its device call. Then the two ranks wait for each other. A thread that drives several
-    /// ranks must make the collectives of these ranks in `group_across`.
+    /// does. Suppose that rank 0 makes a device call and then sends a message, but rank 1 receives this message before
+    /// it makes its device call. Then the two ranks wait for each other. A thread that drives several ranks must make
+    /// the collectives of these ranks in `group_across`.
     ///
     /// **Graphs.** If one rank captures a call into a graph, all ranks must capture it. The calls are compared during
     /// the capture. Launches of the graph are not compared: the program must make sure that all ranks launch the same
@@ -451,8 +455,8 @@ impl Config {
         Ok(self)
     }
 
-    /// Returns the [`silence_timeout`](Self::silence_timeout) for a launcher, which has no communicator. This is the
-    /// value of `COLLECTIVES_SILENCE_TIMEOUT`, or the default.
+    /// Returns the value of `COLLECTIVES_SILENCE_TIMEOUT`, or the default of
+    /// [`silence_timeout`](Self::silence_timeout). Intended for a launcher, which has no communicator.
     ///
     /// # Errors
     ///
@@ -503,8 +507,8 @@ impl Secret {
         secret(&environment)?.map(Self::encrypting_if_asked).transpose()
     }
 
-    /// Returns the same secret. The returned secret is [`encrypting`](Secret::encrypting) if `COLLECTIVES_ENCRYPT` is
-    /// `1`. Intended for a launcher that makes a secret for its job.
+    /// Returns this secret, which becomes [`encrypting`](Secret::encrypting) if `COLLECTIVES_ENCRYPT` is `1`. Intended
+    /// for a launcher that makes a secret for its job.
     ///
     /// # Errors
     ///

@@ -8,7 +8,7 @@ use std::time::Duration;
 /// The result of every fallible function of the crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// A peer's rank, host and process, as far as they are known.
+/// A peer's rank, host and process. The host and the process can be unknown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
     /// The peer's rank in the communicator.
@@ -93,7 +93,7 @@ fn list_meanwhile(meanwhile: &[String]) -> String {
 
 /// Any error of the crate, with the operation that failed.
 ///
-/// Use predicates such as [`Error::is_timeout`] instead of matches on variants, because predicates keep working when
+/// Call predicates such as [`Error::is_timeout`] instead of matching on variants, because predicates keep working when
 /// variants are added. The documentation of each variant says whether the communicator stays usable. If the
 /// communicator has ended, later calls return [`Poisoned`](Self::Poisoned), and [`shrink`](crate::Communicator::shrink)
 /// can make a new communicator of the remaining ranks.
@@ -125,16 +125,16 @@ pub enum Error {
         /// What is wrong, with the offending values.
         reason: String,
     },
-    /// A [custom op](crate::CustomOp) panicked on this rank. The panic ended the communicator. The other ranks see this
+    /// A [custom op](crate::CustomOp) panicked on this rank. The communicator has ended, and the other ranks see this
     /// rank as lost.
     #[error("{call}: a custom op panicked, so the communicator has ended; the message of the panic is on standard error")]
     OpPanicked {
         /// The name of the method that was called.
         call: &'static str,
     },
-    /// Two threads of this rank made collectives on one communicator at the same time, so the order of their calls was a
-    /// matter of chance. This ended the communicator. The other ranks see this rank as lost. Give each thread its own
-    /// [lane](crate::Communicator::lane), or order the calls. See
+    /// Two threads of this rank made collectives on one communicator at the same time, so the order of the two calls
+    /// was a matter of chance. The communicator has ended, and the other ranks see this rank as lost. Give each thread
+    /// its own [lane](crate::Communicator::lane), or order the calls. See
     /// [`Config::check_threads`](crate::Config::check_threads).
     #[error(
         "{call}: another thread of this rank is in a collective on the same communicator, so the order of the two calls is a matter of \
@@ -144,8 +144,8 @@ pub enum Error {
         /// The name of the method that was called.
         call: &'static str,
     },
-    /// A URL, variable, option or flag cannot be understood, or does not fit this host. If the start of a communicator
-    /// fails with this error, no communicator is made.
+    /// A URL, variable, option or flag is invalid, or does not fit this host. If the start of a communicator fails with
+    /// this error, no communicator is made.
     #[error("{what}: {reason}")]
     Config {
         /// The offending part, quoted.
@@ -153,7 +153,7 @@ pub enum Error {
         /// What is wrong with it and what is expected.
         reason: String,
     },
-    /// The call is valid but not supported. The communicator stays usable, except in a forked child process.
+    /// The call is valid, but not supported. The communicator stays usable, except in a forked child process.
     #[error("{what} is not supported: {reason}")]
     Unsupported {
         /// The operation that was asked for.
@@ -178,7 +178,7 @@ pub enum Error {
         /// Its call in words.
         second_call: String,
     },
-    /// The two ends of a message do not match, or the other end gave up the message. Only this message is affected. The
+    /// The two ends of a message do not match, or the other end gave up. Only this message is affected. The
     /// communicator stays usable.
     #[error("{doing}: {reason}")]
     Message {
@@ -204,8 +204,8 @@ pub enum Error {
         missing: Vec<Peer>,
         /// The peers that had arrived.
         arrived: Vec<Peer>,
-        /// The calls on other communicators, in words, in which this process has waited meanwhile. Two ranks that use
-        /// two communicators in different orders wait for each other.
+        /// The calls on other communicators, in words, in which this process waited at the same time. Such a call is a
+        /// hint that two ranks use two communicators in different orders, and so wait for each other.
         meanwhile: Vec<String>,
     },
     /// A peer is lost. The field `reason` says which of these is the case:
@@ -214,9 +214,9 @@ pub enum Error {
     /// - the connection to the peer broke,
     /// - the peer's host no longer answers.
     ///
-    /// A loss in a collective or in a message on devices ends the communicator. If the loss occurs in a message in host
-    /// memory, in a `monitored_barrier` or in a `tagged_barrier`, then messages between the other ranks still work, but
-    /// collectives fail.
+    /// If a collective, or a message on devices, fails with this error, the communicator has ended. If a message in
+    /// host memory, a `monitored_barrier` or a `tagged_barrier` fails with it, messages between the other ranks still
+    /// work, but collectives fail.
     #[error("{doing}: lost {peer} after {:.3} s: {reason}", elapsed.as_secs_f64())]
     PeerLost {
         /// The call or operation.
@@ -256,8 +256,8 @@ pub enum Error {
         /// Why this rank is not included.
         reason: String,
     },
-    /// An earlier error ended this communicator. You can still call `shrink`, `abort` and `close`, and drop the
-    /// communicator.
+    /// An earlier error ended this communicator. You can still call `shrink`, `admit`, `abort` and `close`, and drop
+    /// the communicator.
     #[error("{call}: this communicator was ended by an earlier error: {}", cause.root())]
     Poisoned {
         /// The call that was refused.
@@ -273,9 +273,9 @@ pub enum Error {
         /// The rank that aborted.
         by: Peer,
     },
-    /// A peer or server sent bytes that cannot be understood. If the bytes are an object of an unexpected type, the
-    /// communicator stays usable. Bytes that are not a message end the communicator. If the start of a communicator
-    /// fails with this error, no communicator is made.
+    /// A peer or server sent bytes that cannot be decoded. If the bytes are an object of an unexpected type, the
+    /// communicator stays usable. Otherwise, it has ended. If the start of a communicator fails with this error, no
+    /// communicator is made.
     #[error("{with} sent data that cannot be understood: {reason}")]
     Protocol {
         /// The sender.
@@ -330,7 +330,7 @@ pub enum Error {
     Io {
         /// The operation and its object.
         doing: String,
-        /// The system's own error. The printed sentence contains the text of this error, so this error is not also the
+        /// The system's own error. Its text is part of the printed sentence, so it is not also the
         /// [`source`](std::error::Error::source).
         error: Arc<io::Error>,
     },
@@ -342,7 +342,7 @@ impl Error {
         Self::Io { doing: doing.into(), error: Arc::new(error.into()) }
     }
 
-    /// Creates an error for a part of the configuration that cannot be understood, with the reason.
+    /// Creates an error for an invalid part of the configuration, with the reason.
     pub fn config(what: impl Into<String>, reason: impl Into<String>) -> Self {
         Self::Config { what: what.into(), reason: reason.into() }
     }
@@ -395,7 +395,7 @@ impl Error {
     }
 
     /// Returns the call or operation that failed or was refused, in words. For a [`Poisoned`](Self::Poisoned) error,
-    /// returns the call that was refused, not the call that ended the communicator. Returns `None` for `Config`,
+    /// this is the call that was refused, not the call that ended the communicator. Returns `None` for `Config`,
     /// `Conflict`, `Mismatch`, `Protocol` and `Unauthorized`. The fields of a `Mismatch` contain its two calls.
     ///
     /// ```
@@ -436,7 +436,7 @@ impl Error {
     /// - for `Timeout`, the first of the missing ranks,
     /// - for `Mismatch`, the second of the two ranks that made different calls.
     ///
-    /// For `Aborted` and `Mismatch`, this rank itself can be the result. For a [`Poisoned`](Self::Poisoned) error,
+    /// For `Aborted` and `Mismatch`, the result can be this rank itself. For a [`Poisoned`](Self::Poisoned) error,
     /// returns the rank that the cause is about. For all other errors, and for a `Timeout` without missing ranks,
     /// returns `None`.
     #[must_use]
@@ -451,7 +451,7 @@ impl Error {
     }
 
     /// Returns how long the call had been running when it failed, if known. For a [`Poisoned`](Self::Poisoned) error,
-    /// returns how long the call that ended the communicator had been running when it failed.
+    /// this is the running time of the call that ended the communicator.
     #[must_use]
     pub fn elapsed(&self) -> Option<Duration> {
         match self.root() {
@@ -460,29 +460,27 @@ impl Error {
         }
     }
 
-    /// Returns whether a deadline passed. For a [`Poisoned`](Self::Poisoned) error, returns whether a passed deadline
-    /// is the cause.
+    /// Returns whether a deadline passed. A [`Poisoned`](Self::Poisoned) error counts if that is its cause.
     #[must_use]
     pub fn is_timeout(&self) -> bool {
         matches!(self.root(), Self::Timeout { .. })
     }
 
-    /// Returns whether a peer is gone. For a [`Poisoned`](Self::Poisoned) error, returns whether a lost peer is the
-    /// cause.
+    /// Returns whether a peer is lost. A [`Poisoned`](Self::Poisoned) error counts if that is its cause.
     #[must_use]
     pub fn is_peer_lost(&self) -> bool {
         matches!(self.root(), Self::PeerLost { .. })
     }
 
-    /// Returns whether two ranks made different calls, or whether the two ends of a message do not match. For a
-    /// [`Poisoned`](Self::Poisoned) error, returns whether such a difference is the cause.
+    /// Returns whether two ranks made different calls, or the two ends of a message do not match. A
+    /// [`Poisoned`](Self::Poisoned) error counts if that is its cause.
     #[must_use]
     pub fn is_mismatch(&self) -> bool {
         matches!(self.root(), Self::Mismatch { .. } | Self::Message { .. })
     }
 
-    /// Returns whether one end of a connection could not prove that it knows the job's secret. For a
-    /// [`Poisoned`](Self::Poisoned) error, returns whether a missing proof is the cause.
+    /// Returns whether one end of a connection could not prove that it knows the job's secret. A
+    /// [`Poisoned`](Self::Poisoned) error counts if that is its cause.
     #[must_use]
     pub fn is_unauthorized(&self) -> bool {
         matches!(self.root(), Self::Unauthorized { .. })

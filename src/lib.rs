@@ -32,22 +32,23 @@
 //! threads of one process. Ranks of one host communicate over shared memory, and ranks of different hosts communicate
 //! over TCP.
 //!
-//! The guide explains the concepts, failures and performance. The guide is the mdBook in the folder `docs/` of the
-//! repository: read `docs/src/SUMMARY.md`, or run `mdbook build docs`.
+//! The guide explains concepts, failures and performance. It is an mdBook in the repository's folder `docs/`: read
+//! `docs/src/SUMMARY.md`, or run `mdbook build docs`.
 //!
-//! - Collectives are methods of [`Communicator`]. Collectives that reduce use a [`ReduceOp`] or a [`CustomOp`].
-//!   Collectives take any [`Buffer`]: a slice, a vector, an array or a single element. The elements can be of any
-//!   [`Element`] type or plain [`Data`] type.
-//! - Methods with a name that begins with `start_` start *background calls*. Such a method returns before the call has
-//!   ended. It returns a [`Work`], which gives the buffers back at the end of the call.
+//! - Collectives are methods of [`Communicator`]. They take any [`Buffer`]: a slice, a vector, an array or a single
+//!   element. The elements can be of any [`Element`] type or plain [`Data`] type. Collectives that reduce also take a
+//!   [`ReduceOp`] or a [`CustomOp`].
+//! - Methods whose names begin with `start_` start *background calls*. Such a method returns a [`Work`] before the call
+//!   has ended. The `Work` gives the buffers back at the end of the call.
 //! - If the communicator has a GPU (`Builder::device`), the same methods also take device buffers, including cudarc's
-//!   slices. Calls with device buffers are queued on a stream, and use NCCL and this crate's own kernels.
-//!   `Communicator::with_stream` chooses the stream. [`nccl`] is the device interface without the host backend. With
-//!   [`interop`], calls can use memory of other crates.
-//! - [`store`] contains the stores and their trait. [`flight`] contains the records of the last calls.
+//!   slices. Calls with device buffers use NCCL and this crate's own kernels, and are queued on a stream, which
+//!   `Communicator::with_stream` chooses. [`nccl`] is the device interface without the host backend. With [`interop`],
+//!   calls can use memory of other crates.
+//! - [`store`] contains the stores through which ranks find each other. [`flight`] contains the records of the last
+//!   calls.
 //! - All errors have one type, [`Error`], which gives the operation, the peers involved, and the time the operation
 //!   took.
-//! - Calls are reported to `tracing`, to counters, to trace files and to NVIDIA's profilers. See [`observe`].
+//! - [`observe`] explains how calls are reported to `tracing`, to counters, to trace files and to NVIDIA's profilers.
 //!
 //! # Features
 //!
@@ -111,7 +112,7 @@ pub use error::{Error, Peer, Result};
 pub use half::{self, bf16, f16};
 pub use rendezvous::error_file::record_failure;
 
-/// NCCL itself: a communicator without the host backend, NCCL's settings and memory.
+/// Direct access to NCCL: its communicators without the host backend, its settings, and its memory.
 ///
 /// [`NcclCommunicator`](nccl::NcclCommunicator) is for engines that have their own start-up, streams and memory. A
 /// [`Communicator`] with a device contains one ([`Device::raw`]).
@@ -124,8 +125,8 @@ pub mod nccl {
     };
 }
 
-/// Stores, at which the ranks of a job find each other: over TCP (PyTorch's protocol), in a file, or in memory.
-/// Includes the trait for your own store.
+/// The stores through which the ranks of a job find each other: over TCP (with PyTorch's protocol), in a file, or in
+/// memory. Also the trait for your own store.
 pub mod store {
     pub use crate::rendezvous::{FileStore, MemoryStore, PrefixStore, Store, TcpStore, TcpStoreServer};
 }

@@ -20,12 +20,12 @@ const MOST: usize = 1024;
 
 /// A secret that only the processes of a job know.
 ///
-/// If a job has a secret, both ends of every connection first prove to each other that they know the secret. This rule
-/// applies to connections to the store, to connections between ranks, and to connections for shared memory. A peer that
-/// does not know the secret is refused. Give the same secret to all ranks and to the process that serves their store:
-/// through `COLLECTIVES_SECRET`, `COLLECTIVES_SECRET_FILE`, or [`Config::secret`](crate::Config::secret).
+/// If a job has a secret, both ends of every connection first prove to each other that they know it. This applies to
+/// connections to the store, between ranks, and for shared memory. A peer that does not know the secret is refused.
+/// Give the same secret to all ranks and to the process that serves their store: through `COLLECTIVES_SECRET`,
+/// `COLLECTIVES_SECRET_FILE`, or [`Config::secret`](crate::Config::secret).
 ///
-/// The bytes after the proof are encrypted only on request: by `COLLECTIVES_ENCRYPT=1`,
+/// The bytes after the proof are encrypted only if you ask for it, with `COLLECTIVES_ENCRYPT=1`,
 /// [`Config::encrypt`](crate::Config::encrypt), or [`Secret::encrypting`].
 ///
 /// A secret has 16 to 1024 bytes, which should come from a source of random numbers: `openssl rand -hex 32`, or
@@ -110,13 +110,12 @@ impl Secret {
         })
     }
 
-    /// Returns this secret with encryption switched on. The Noise protocol then encrypts the connections over TCP that
-    /// use this secret. No other party on the network can read the bytes. If bytes are changed, dropped, repeated or
-    /// added, the receiver detects it. Both ends must encrypt: if only one end encrypts, the two ends refuse each
-    /// other.
+    /// Returns this secret with encryption switched on: the Noise protocol then encrypts the TCP connections that use
+    /// this secret. No other party on the network can read the bytes, and the receiver detects bytes that were changed,
+    /// dropped, repeated or added. Both ends must encrypt. If only one does, the two ends refuse each other.
     ///
-    /// [`Config::encrypt`](crate::Config::encrypt) switches encryption on for a whole job. Call this method for your
-    /// own stores: [`TcpStoreServer::bind_with_secret`](crate::store::TcpStoreServer::bind_with_secret) and
+    /// [`Config::encrypt`](crate::Config::encrypt) switches encryption on for a whole job. Use this method for your own
+    /// stores: [`TcpStoreServer::bind_with_secret`](crate::store::TcpStoreServer::bind_with_secret) and
     /// [`TcpStore::connect_with_secret`](crate::store::TcpStore::connect_with_secret).
     ///
     /// # Errors

@@ -10,9 +10,9 @@ use crate::error::{Error, Result};
 /// The algorithm of a collective. [`Communicator::algorithm`](crate::Communicator::algorithm) returns the algorithm
 /// that a call uses.
 ///
-/// Calls between hosts, and calls under [`Transport::Tcp`](crate::Transport::Tcp), use one of the first six algorithms.
-/// [`AlgorithmRanges`] can request these six. The other algorithms cannot be requested. Their names say how data moves
-/// in calls for which there is no choice of algorithm.
+/// Calls between hosts, and calls under [`Transport::Tcp`](crate::Transport::Tcp), use one of the first six algorithms,
+/// which [`AlgorithmRanges`] can request. The others cannot be requested. Their names say how data moves in calls that
+/// have no choice of algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
@@ -25,16 +25,17 @@ pub enum Algorithm {
     Ring,
     /// `chain`: data moves from the root to its neighbour, and from each rank to the next, in segments.
     Chain,
-    /// `scatter_gather`: a ring gives every rank one completely reduced share. The shares then go to the root.
+    /// `scatter_gather`: a ring reduces the data, so that each rank has the result for one share. The shares then go to
+    /// the root.
     ScatterGather,
     /// `direct`: every rank exchanges data with every other rank. Each rank then reduces all contributions in one pass,
     /// in rank order.
     Direct,
-    /// `flags`, in shared memory: ranks exchange only flags, for calls without data.
+    /// `flags`, in shared memory: for calls without data, in which ranks exchange only flags.
     Flags,
     /// `mailboxes`, in shared memory: ranks put small data next to their flags.
     Mailboxes,
-    /// `slots`, in shared memory: data goes through the ranks' slots, which are larger than mailboxes, in steps.
+    /// `slots`, in shared memory: data moves in steps through the ranks' slots, which are larger than mailboxes.
     Slots,
     /// `shares`, in shared memory: like `slots`, but each rank reduces one share for all ranks.
     Shares,
@@ -42,8 +43,8 @@ pub enum Algorithm {
     Links,
     /// `copy`: there is only one rank, which copies its data.
     Copy,
-    /// `hierarchical`, if there are several hosts and some ranks share a host: data moves through shared memory inside
-    /// a host, and over links between the hosts.
+    /// `hierarchical`, for several hosts of which at least one has several ranks: data moves through shared memory
+    /// inside a host, and over links between the hosts.
     Hierarchical,
 }
 
@@ -127,7 +128,7 @@ impl Rule {
         if !Algorithm::BETWEEN_HOSTS.contains(&algorithm) {
             let known = Algorithm::BETWEEN_HOSTS.map(Algorithm::name).join(", ");
             return Err(format!(
-                "{:?} cannot be requested: it follows from the placement of the ranks; request one of {known}",
+                "{:?} cannot be requested: calls choose it by the placement of the ranks; request one of {known}",
                 algorithm.name()
             ));
         }
@@ -152,13 +153,13 @@ impl Rule {
     }
 }
 
-/// The algorithms that a program requests, each for a range of sizes:
-/// [`Config::algorithms`](crate::Config::algorithms). Sizes are bytes of the whole vector. If several ranges cover a
-/// size, the first of these ranges counts. For sizes that no range covers, the algorithm is chosen by estimated time.
+/// The algorithms that a program requests with [`Config::algorithms`](crate::Config::algorithms), each for a range of
+/// sizes. A size is the number of bytes of the whole vector. If several ranges cover a size, the first of them counts.
+/// For a size that no range covers, a call uses the algorithm with the shortest estimated time.
 ///
-/// The text form is a list of `name:from-to` parts separated by commas. The size `from` belongs to the range, and the
-/// size `to` does not. Without `to`, the range has no upper limit. Each of the two numbers may have one binary suffix:
-/// K, M or G.
+/// The text form is a list of `name:from-to` parts, separated by commas. The size `from` belongs to the range, and the
+/// size `to` does not. Without `to`, the range has no upper limit. Each of the two numbers may have a binary suffix: K,
+/// M or G.
 ///
 /// ```
 /// # use collectives::{Algorithm, AlgorithmRanges};
@@ -173,7 +174,7 @@ pub struct AlgorithmRanges {
 }
 
 impl AlgorithmRanges {
-    /// Creates an empty list. For sizes that no range covers, the algorithm is chosen by estimated time.
+    /// Creates an empty list, which requests no algorithm.
     #[must_use]
     pub const fn new() -> Self {
         Self { rules: Vec::new() }
@@ -183,8 +184,8 @@ impl AlgorithmRanges {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for an empty range, and for an algorithm that calls between hosts cannot use. The algorithms
-    /// that they cannot use are `copy`, `hierarchical`, and all algorithms in shared memory.
+    /// `InvalidArgument` for an empty range, and for an algorithm that cannot be requested: `copy`, `hierarchical`, or
+    /// an algorithm in shared memory.
     pub fn with(mut self, algorithm: Algorithm, sizes: impl RangeBounds<usize>) -> Result<Self> {
         let refused = |reason: String| Error::argument("AlgorithmRanges::with", reason);
         let too_large = || refused(format!("{algorithm} is requested for sizes above {}, but no size is that large", usize::MAX));

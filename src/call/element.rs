@@ -22,7 +22,7 @@ pub enum DType {
     F64 = 1,
     /// 16-bit IEEE float.
     F16 = 2,
-    /// The format bfloat16: the upper half of a 32-bit float.
+    /// bfloat16: the upper half of a 32-bit IEEE float.
     Bf16 = 3,
     /// 8-bit float with 4 exponent bits and without infinities (OCP E4M3, "fn").
     F8E4M3 = 4,
@@ -166,10 +166,10 @@ impl FromStr for DType {
 ///
 /// # Safety
 ///
-/// - Every byte of a value must be initialised: the type must have no padding and no `MaybeUninit`.
-/// - The type must have no references or pointers, because these have a meaning in one process only.
-/// - Any bytes must be a valid value of the type: the type must not contain `bool`, `char`, an enum or `NonZero`. Ranks
-///   compare only the sizes of your own types, so the bytes of a different type of the same size may arrive.
+/// - Every byte of a value must be initialised, so the type must have no padding and no `MaybeUninit`.
+/// - The type must have no references or pointers, because they have a meaning in one process only.
+/// - Any bytes must be a valid value, so the type must not contain `bool`, `char`, an enum or `NonZero`. Ranks compare
+///   only the sizes of your own types, so the bytes of a different type of the same size may arrive.
 /// - An implementation outside this crate must leave the constants at their defaults. Only
 ///   [`element!`](macro@crate::element) may set the constants.
 pub unsafe trait Data: Copy + Send + Sync + 'static {
@@ -178,7 +178,7 @@ pub unsafe trait Data: Copy + Send + Sync + 'static {
     /// The innermost element type of an array, which may be nested; for an element type, the type itself.
     #[doc(hidden)]
     const INNERMOST: Option<DType> = Self::DTYPE;
-    /// Whether memory of this type carries the type of its elements.
+    /// Whether memory of this type also says which type its elements have.
     #[doc(hidden)]
     const KNOWN_AT_RUN_TIME: bool = false;
 }
@@ -190,12 +190,12 @@ unsafe impl<T: Data, const N: usize> Data for [T; N] {
     const INNERMOST: Option<DType> = T::INNERMOST;
 }
 
-/// The element of buffers whose element type is known only at run time. It is a marker of one byte. See
+/// A marker of one byte: the element of buffers whose element type is known only at run time. See
 /// [`TypedBytes`](crate::TypedBytes).
 ///
 /// Any [`ReduceOp`](crate::ReduceOp) can reduce such buffers, and so can a [`CustomOp`](crate::CustomOp) of any
-/// [`Element`]. The call checks that the op matches the element type. If memory of `AnyElement`s carries no element
-/// type at run time, each `AnyElement` counts as plain data of one byte.
+/// [`Element`]. The call checks that the op matches the element type. If a buffer of `AnyElement`s does not say which
+/// type it has, each `AnyElement` counts as plain data of one byte.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
 pub struct AnyElement(u8);
@@ -226,9 +226,8 @@ impl AnyElement {
 ///
 /// # Safety
 ///
-/// `ELEMENT_TYPE` and `DTYPE` (of [`Data`]) must name the same type. The implementing type must have the size,
-/// alignment and layout of the named type. Any bytes that are a value of the named type must also be a value of the
-/// implementing type.
+/// `ELEMENT_TYPE` and `DTYPE` (of [`Data`]) must name the same type. Your type must have the size, alignment and layout
+/// of the named type. Any bytes that are a value of the named type must also be a value of your type.
 pub unsafe trait Element: Data + PartialEq + fmt::Debug + Default {
     /// The element type at run time.
     const ELEMENT_TYPE: DType;

@@ -16,8 +16,9 @@ use crate::call::element::TypeTag;
 use crate::call::op::ReduceOp;
 use crate::error::{Error, Result};
 
-/// A collective. All forms of a collective (`all_reduce`, `all_reduce_into`, `start_all_reduce` …) have the same
-/// `Collective`. `gather_list` is `GatherV`, `scatter_list` is `ScatterV`, and `all_to_all_list` is `AllToAllV`.
+/// A collective. All forms of a collective (`all_reduce`, `all_reduce_into`, `start_all_reduce` …) have the same value.
+/// The value of `gather_list` is `GatherV`, that of `scatter_list` is `ScatterV`, and that of `all_to_all_list` is
+/// `AllToAllV`.
 ///
 /// ```
 /// # use collectives::Collective;
@@ -161,9 +162,9 @@ impl FromStr for Collective {
 pub enum CallKind {
     /// A collective, in any form.
     Collective(Collective),
-    /// A collective on several buffers in one call: `all_reduce_many`. `Many(AllReduce)` is not equal to
-    /// `Collective::AllReduce`, although `CallKind::Collective(AllReduce)` is. A call with large buffers may be reported
-    /// as several calls.
+    /// A collective on several buffers in one call, such as `all_reduce_many`. A call with large buffers may be
+    /// reported as several calls. `CallKind::Collective(AllReduce)` is equal to `Collective::AllReduce`, but
+    /// `Many(AllReduce)` is not.
     Many(Collective),
     /// `all_gather_list`.
     AllGatherList,

@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use crate::call::element::{AnyElement, DType, Data, Element, TypeTag};
 use crate::error::{Error, Result};
 
-/// How the elements of all ranks are combined into one.
+/// The operation that combines the elements of all ranks into one.
 ///
 /// These rules define the result for `n` ranks on host memory, over every transport. They apply to devices too, unless
 /// a rule says otherwise:
@@ -21,14 +21,14 @@ use crate::error::{Error, Result};
 /// - Integer `Sum` and `Prod` wrap on overflow.
 /// - `Min` and `Max` drop a NaN if the other operand is a number.
 /// - For `bool`, `Sum` and `Max` mean OR, and `Prod` and `Min` mean AND. `Avg` is refused.
-/// - For `Avg`, floats are summed, and the sum is divided by `n` once. Integers are summed with wrapping, and the sum
-///   is divided by `n` and truncated toward zero. So floats near the largest number of their type overflow in the sum:
-///   the mean of eight `f32` of `1e38` is an infinity. On devices, NCCL may divide before it sums, and the sum then
-///   does not overflow. The order depends on the size, the type, the number of ranks, and the devices, so do not rely
-///   on it. `Device::explain` reports which order NCCL uses. Means of `f16` on devices do not overflow.
-/// - On host memory, every rank gets the same bits. The same inputs give the same bits on every run with the same world
-///   size and transport. With [`Config::reproducible`](crate::Config::reproducible), the bits do not depend on the
-///   transport. On devices, NCCL chooses the order of a sum.
+/// - `Avg` first sums, and then divides by `n` once. For integers, the sum wraps, and the quotient is truncated toward
+///   zero. For floats near the largest number of their type, the sum overflows: the mean of eight `f32` of `1e38` is
+///   infinity. On devices, NCCL may divide before it sums, so that the sum does not overflow. The order depends on the
+///   size, the type, the number of ranks and the devices, so do not rely on it. `Device::explain` reports which order
+///   NCCL uses. Means of `f16` on devices do not overflow.
+/// - On host memory, every rank gets the same bits, and the same inputs give the same bits on every run with the same
+///   world size and transport. With [`Config::reproducible`](crate::Config::reproducible), the bits do not depend on
+///   the transport either. On devices, NCCL chooses the order in which it sums.
 ///
 /// ```
 /// # use collectives::{Communicator, ReduceOp};
@@ -152,10 +152,9 @@ impl FromStr for ReduceOp {
 /// A reduction defined by the caller.
 ///
 /// The function gets two slices of equal length and reduces the second into the first, element by element. The crate
-/// may call the function on any part of a buffer, and may group the ranks' contributions in any way. So the function
+/// may call the function on any part of a buffer, and may group the ranks' contributions in any way, so the function
 /// must be associative. An op that is not commutative is applied in rank order. All ranks must use ops with the same
-/// name. Either all ranks' ops must be commutative, or none of them. Ranks compare the names of their ops, and whether
-/// the ops are commutative.
+/// name, and either all of these ops or none must be commutative. The ranks compare both.
 ///
 /// ```
 /// use collectives::{Communicator, CustomOp};
@@ -218,9 +217,9 @@ impl<T: Data> CustomOp<T> {
     }
 
     /// Adds an implementation for device buffers: a CUDA C expression such as `fabsf(b) > fabsf(a) ? b : a`. In the
-    /// expression, `a` is the result so far, and `b` is the next rank's element. The type of `a` and `b` is the
-    /// element's type. For `f16`, `bf16` and the 8-bit floats, `a` and `b` have the type `float`. The result is then
-    /// rounded once, after the last rank's element. The ranks' elements are reduced in rank order.
+    /// expression, `a` is the result so far, and `b` is the next rank's element. The ranks' elements are reduced in
+    /// rank order. Both `a` and `b` have the element's type, or the type `float` for `f16`, `bf16` and the 8-bit
+    /// floats. In that case, the result is rounded once, after the last rank's element.
     ///
     /// NVRTC compiles the expression when a communicator first uses the op. If NVRTC is absent, the call returns an
     /// error. Every rank must pass the same expression.
@@ -229,10 +228,9 @@ impl<T: Data> CustomOp<T> {
         Self { device: Some(DeviceCode::Expression(expression.into())), ..self }
     }
 
-    /// Adds an implementation for device buffers: your own PTX image. `entry` is the name of the image's kernel that
-    /// reduces. This kernel must have the same parameters as this crate's own kernels that reduce. The section *Folds*
-    /// of `kernels/README.md` lists these parameters. The driver compiles the image when a communicator first uses the
-    /// op. The image is trusted: it can do whatever a kernel can.
+    /// Adds an implementation for device buffers: your own PTX image. `entry` is the name of the kernel in it that
+    /// reduces. This kernel must have the parameters that the section *Folds* of `kernels/README.md` lists. The driver
+    /// compiles the image when a communicator first uses the op. The image is trusted: it can do whatever a kernel can.
     ///
     /// # Safety
     ///
@@ -255,7 +253,7 @@ impl<T: Data> CustomOp<T> {
         &self.name
     }
 
-    /// Returns whether operands may be swapped.
+    /// Returns whether the op is commutative.
     #[must_use]
     pub fn is_commutative(&self) -> bool {
         self.commutative

@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 /// config.check_device_calls = unsafe { CheckDeviceCalls::unchecked_after(64) };
 /// ```
 ///
-/// A program that does not compare all calls promises that its ranks make matching calls. Safe code cannot make this
-/// promise, so this example does not compile:
+/// A program that does not compare all calls promises that its ranks make matching calls. Only `unsafe` code can make
+/// this promise, so this example does not compile:
 ///
 /// ```compile_fail,E0133
 /// let _ = collectives::nccl::CheckDeviceCalls::unchecked_after(64);
@@ -34,19 +34,20 @@ impl CheckDeviceCalls {
     pub const ALWAYS: Self = Self { first: None };
 
     /// Compares only the first `calls` collectives of each communicator, and the first `calls` messages from each rank
-    /// to each other rank. With 0, the ranks compare no calls, except those of an `NcclCommunicator` that are described
-    /// below.
+    /// to each other rank. With 0, the ranks compare no calls, with an exception for `NcclCommunicator` (see the next
+    /// paragraph).
     ///
-    /// Two calls make the ranks wait for each other even if the call is not compared: the first use of a custom op, and
-    /// the first call that needs more than 8 MiB of scratch memory. Before such a call, the ranks agree that all of them
-    /// can load the kernel and allocate the memory. On an [`NcclCommunicator`](crate::nccl::NcclCommunicator), every rank
-    /// sends 64 B for this agreement, and the ranks also compare the call.
+    /// Two kinds of calls make the ranks wait for each other even if they are not compared: the first use of a custom
+    /// op, and the first call that needs more than 8 MiB of scratch memory. Before such a call, the ranks agree that
+    /// all of them can load the kernel and allocate the memory. On an
+    /// [`NcclCommunicator`](crate::nccl::NcclCommunicator), every rank sends 64 B for this agreement, and the ranks
+    /// also compare the call.
     ///
     /// # Safety
     ///
-    /// NCCL compares nothing. If ranks make different calls, NCCL writes past the end of buffers, or puts bytes of one
-    /// type where another type is expected. So the following must be true for all calls that are not compared, on all
-    /// ranks of the communicators with this setting:
+    /// NCCL compares nothing. If ranks make different calls, NCCL can write past the end of buffers, or put bytes of
+    /// one type into a buffer of another type. So the following must be true for all calls that are not compared, on
+    /// all ranks of the communicators with this setting:
     ///
     /// - Every rank makes the same collectives in the same order, with the same op, element type, counts, root and
     ///   lists of counts. The ranks also put the same collectives into each group.
@@ -102,9 +103,8 @@ impl NcclLibrary {
     ///
     /// # Safety
     ///
-    /// Loading the file runs its code. After that, this crate calls the functions that the file exports under NCCL's
-    /// names. So the file must be an NCCL library whenever this process loads it through this value or through a
-    /// clone of this value.
+    /// Loading the file runs its code, and this crate then calls the functions that the file exports under NCCL's
+    /// names. So the file must be an NCCL library whenever this process loads it through this value or a clone of it.
     #[must_use]
     pub unsafe fn at(file: impl Into<PathBuf>) -> Self {
         Self(file.into())
@@ -123,10 +123,9 @@ impl NcclLibrary {
     }
 }
 
-/// NCCL's own settings. If you do not set a setting here, NCCL or its environment variables choose the value.
+/// NCCL's own settings. If you leave a setting unset here, NCCL or its environment variables choose the value.
 ///
-/// All ranks must use the same settings. If the loaded version of NCCL does not have a setting yet, NCCL ignores that
-/// setting.
+/// All ranks must use the same settings. A version of NCCL that does not have a setting yet ignores it.
 ///
 /// ```
 /// use collectives::nccl::NcclConfig;
@@ -213,9 +212,9 @@ impl NcclConfig {
     }
 
     /// Sets whether a communicator shares its resources with the communicators that are split from it: `splitShare`.
-    /// Since NCCL 2.18.1. `true` is refused, because if NCCL aborts one communicator, NCCL also aborts all
-    /// communicators that share its resources. In this crate, a communicator that is split from another must stay
-    /// usable after the other has ended.
+    /// Since NCCL 2.18.1. `true` is refused: when NCCL aborts a communicator, it also aborts all communicators that
+    /// share its resources. In this crate, a communicator that is split from another must stay usable after the other
+    /// has ended.
     #[must_use]
     pub fn split_share(mut self, share: bool) -> Self {
         self.split_share = Some(share);

@@ -199,8 +199,8 @@ pub(crate) fn cuda_error(doing: impl Into<String>, error: DriverError) -> Error 
 }
 
 impl Error {
-    /// Wraps an error of the CUDA driver with a description of the operation. If the process cannot recover, the
-    /// error's text says what to do.
+    /// Wraps an error of the CUDA driver with a description of the operation. If the process cannot recover from the
+    /// error, its text says what to do.
     pub fn cuda(doing: impl Into<String>, error: DriverError) -> Self {
         cuda_error(doing, error)
     }
@@ -287,7 +287,7 @@ pub(crate) fn capture_of(stream: &CudaStream) -> Result<Option<(u64, sys::CUgrap
     Ok((status == CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE).then_some((number, graph)))
 }
 
-/// Returns the milliseconds between two events with times, after waiting for both.
+/// Waits for two events that record times, and returns the milliseconds between them.
 ///
 /// # Errors
 ///

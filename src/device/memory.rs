@@ -22,14 +22,14 @@ use crate::device::driver;
 use crate::device::nccl::{self, Refusal};
 use crate::error::{Error, Result};
 
-/// Device memory that NCCL allocates. Such memory is best for registrations, for windows, and for reductions in the
-/// NVLink switch.
+/// Device memory that NCCL allocates. Registrations, windows, and reductions in the NVLink switch are most effective
+/// with such memory.
 ///
-/// The buffer can be used like a cudarc `CudaSlice`, with cudarc's own copies and kernels and with this crate's
+/// You can use the buffer like a cudarc `CudaSlice`, with cudarc's own copies and kernels and with this crate's
 /// collectives. Like a `CudaSlice`, the buffer tracks the streams that use it. NCCL frees memory immediately, not in
-/// the order of a stream. So dropping the buffer waits for the streams that use it, for up to a minute. If the streams
-/// do not finish in that time, the memory is leaked, because a kernel may still use it. If event tracking is disabled
-/// in the context, dropping the buffer waits for all work in the context.
+/// the order of a stream, so a drop of the buffer waits up to a minute for these streams. If they do not finish in that
+/// time, the memory is leaked, because a kernel may still use it. If event tracking is disabled in the context, the
+/// drop waits for all work in the context.
 #[derive(Debug)]
 pub struct NcclBuffer<T: Data> {
     library: &'static Library,
@@ -179,8 +179,8 @@ mod sealed {
 /// - memory that is already registered
 ///
 /// The trait is sealed because NCCL writes to the address that a buffer returns, and cudarc's safe traits let any type
-/// return any address. Memory of other crates that is passed through [`AsDevicePtr`](crate::interop::AsDevicePtr) does
-/// not implement this trait, because the memory's owner vouches for the address only while the memory is borrowed.
+/// return any address. Memory of other crates (see [`AsDevicePtr`](crate::interop::AsDevicePtr)) does not implement it,
+/// because the memory's owner vouches for the address only while the memory is borrowed.
 pub trait Registrable: Buffer + sealed::Lasting + 'static {}
 
 impl<B: Buffer + sealed::Lasting + 'static> Registrable for B {}
@@ -329,9 +329,9 @@ impl<B> Drop for EngineGuard<B> {
 /// A buffer that is registered with one communicator. The communicator's collectives can use the buffer in place,
 /// without copies through NCCL's buffers.
 ///
-/// The registration owns the buffer, and is used like the buffer itself. The buffer is, for example, a [`NcclBuffer`]
-/// or a `CudaSlice`. Dropping the registration waits for the communicator's work on the device. If NCCL does not
-/// deregister the buffer within ten minutes, the buffer's memory is leaked, and a `tracing` event reports it.
+/// The registration owns the buffer (for example, a [`NcclBuffer`] or a `CudaSlice`), and can be used in its place. A
+/// drop of the registration waits for the communicator's work on the device. If NCCL does not deregister the buffer
+/// within ten minutes, its memory is leaked, and a `tracing` event reports this.
 #[derive(Debug)]
 pub struct Registration<T, B> {
     held: EngineGuard<B>,
@@ -355,12 +355,12 @@ impl<T: Data, B: Registrable<Element = T>> Registration<T, B> {
     }
 }
 
-/// A buffer that all ranks of one communicator register together. NCCL's fastest kernels need such a buffer, and so do
-/// NCCL's collectives that run without kernels.
+/// A buffer that all ranks of one communicator register together. NCCL's fastest kernels need such buffers, and so do
+/// NCCL's collectives without kernels.
 ///
-/// The window owns the buffer, and is used like the buffer itself. Dropping the window waits for the communicator's
-/// work on the device. If NCCL does not deregister the buffer within ten minutes, the buffer's memory is leaked, and a
-/// `tracing` event reports it.
+/// The window owns the buffer, and can be used in its place. A drop of the window waits for the communicator's work on
+/// the device. If NCCL does not deregister the buffer within ten minutes, its memory is leaked, and a `tracing` event
+/// reports this.
 #[derive(Debug)]
 pub struct Window<T, B> {
     held: EngineGuard<B>,
@@ -375,8 +375,8 @@ impl<T: Data, B: Registrable<Element = T>> Window<T, B> {
         Ok(Self { held: EngineGuard::new(comm, buffer, extent, window, deadline)?, elements: PhantomData })
     }
 
-    /// Whether NCCL has opened an NCCL window on the buffer. If the communicator's devices can do no more with a window
-    /// than with other memory, NCCL opens none, and this value is an ordinary buffer.
+    /// Returns whether NCCL has opened an NCCL window on the buffer. If a window has no advantage on the communicator's
+    /// devices, NCCL opens none, and this value is an ordinary buffer.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.held.tie.is_some()

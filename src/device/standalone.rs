@@ -32,12 +32,12 @@ use crate::error::{Error, Result};
 pub struct UniqueId([u8; size_of::<ncclUniqueId>()]);
 
 impl UniqueId {
-    /// Creates a new id. This opens a port, on which this process waits for the ranks. `library` names the file of
-    /// NCCL. If `library` is `None`, the system's loader searches for NCCL.
+    /// Creates a new id, and opens a port on which this process waits for the ranks. `library` names the file of NCCL.
+    /// If `library` is `None`, the system's loader searches for NCCL.
     ///
     /// # Errors
     ///
-    /// `NoDevice` if NCCL is not found; `Nccl` if NCCL fails.
+    /// `NoDevice` if NCCL is not found, and `Nccl` if NCCL fails.
     #[doc(alias = "ncclGetUniqueId")]
     pub fn new(library: Option<&NcclLibrary>) -> Result<Self> {
         let library = nccl::library(library).map_err(|reason| Error::NoDevice { call: "UniqueId::new".to_owned(), reason })?;
@@ -71,23 +71,21 @@ impl fmt::Debug for UniqueId {
     }
 }
 
-/// One rank of an NCCL communicator, with this crate's deadlines, watchdog and kernels. This type is like a
+/// One rank of an NCCL communicator, with this crate's deadlines, watchdog and kernels: a
 /// [`Communicator`](crate::Communicator) without the host backend.
 ///
 /// The communicator has two kinds of calls:
 ///
-/// - **Typed** calls are safe. They are [`send`](Self::send), [`recv`](Self::recv), [`group`](Self::group), and
-///   collectives such as [`all_reduce`](Self::all_reduce). The arguments of a typed call are buffers. This crate orders
-///   the call relative to other uses of these buffers. Before a rank queues a typed call, it compares the call with the
-///   other ranks' calls. This comparison itself uses NCCL. Prefer typed calls. If the comparison takes too much time,
-///   still use typed calls, and limit the comparison with
+/// - **Typed** calls are safe: [`send`](Self::send), [`recv`](Self::recv), [`group`](Self::group), and collectives such
+///   as [`all_reduce`](Self::all_reduce). They take buffers, and this crate orders them relative to other uses of these
+///   buffers. Before a rank queues a typed call, it compares the call with the other ranks' calls, over NCCL. Prefer
+///   typed calls. If the comparison takes too much time, limit it with
 ///   [`CheckDeviceCalls::unchecked_after`](crate::nccl::CheckDeviceCalls::unchecked_after).
-/// - **Raw** calls ([`call`](Self::call), [`message`](Self::message)) are `unsafe`. The arguments of a raw call are
-///   addresses, and an element type that can be chosen at run time. Raw calls are neither ordered nor compared. Use raw
-///   calls in an engine that manages memory and the order of calls itself, and ensures that all ranks make the same
-///   calls. With raw calls, the devices of all ranks must have the same compute capability, their drivers must have
-///   loaded the same kernels of this crate, and all ranks must pass the same [`Config::device_scratch_bytes`] and
-///   [`Config::reproducible`].
+/// - **Raw** calls ([`call`](Self::call), [`message`](Self::message)) are `unsafe`. They take addresses, and an element
+///   type that can be chosen at run time. They are neither ordered nor compared. Use them in an engine that manages
+///   memory and the order of calls itself, and ensures that all ranks make the same calls. With raw calls, the devices
+///   of all ranks must have the same compute capability, their drivers must have loaded the same kernels of this crate,
+///   and all ranks must pass the same [`Config::device_scratch_bytes`] and [`Config::reproducible`].
 ///
 /// No wait is longer than [`Config::timeout`]. If this time passes, the communicator is aborted, and its error gives
 /// the reason.
@@ -107,10 +105,11 @@ impl fmt::Debug for UniqueId {
 /// ```
 ///
 /// A clone is another handle to the same communicator. Threads that share a communicator queue their calls one after
-/// the other, in the order of arrival. [`Device::raw`](crate::Device::raw) returns the NCCL communicator behind a
-/// [`Communicator`](crate::Communicator). All ranks must make a call through the same type, `Communicator` or
-/// `NcclCommunicator`, because the `Communicator` compares calls over its host backend. If some ranks make a call
-/// through the `Communicator` and other ranks through the `NcclCommunicator`, all ranks wait until the deadline.
+/// the other, in the order of arrival.
+///
+/// [`Device::raw`](crate::Device::raw) returns the NCCL communicator behind a [`Communicator`](crate::Communicator).
+/// All ranks must make a call through the same type: if some use the `Communicator` and others the `NcclCommunicator`,
+/// they wait for each other until the deadline, because a `Communicator` compares calls over its host backend.
 #[derive(Debug, Clone)]
 pub struct NcclCommunicator(Arc<Inner>);
 
@@ -132,8 +131,8 @@ const _: () = {
 pub struct NcclAbortHandle(Weak<NcclComm>);
 
 impl NcclAbortHandle {
-    /// Ends the communicator immediately. The abort also ends device work that waits for other ranks. The results of
-    /// such work are invalid. Idempotent.
+    /// Ends the communicator immediately, together with device work that waits for other ranks. The results of such
+    /// work are invalid. Does nothing after the first time.
     pub fn abort(&self) {
         if let Some(comm) = self.0.upgrade() {
             comm.abort();
@@ -147,8 +146,8 @@ pub enum ShrinkMode {
     /// The communicator remains usable. No call may be in flight on the communicator when it is shrunk.
     #[doc(alias = "NCCL_SHRINK_DEFAULT")]
     Keep,
-    /// The shrink first stops the communicator's work in flight. Use this mode, for example, if a rank has died during
-    /// that work. Afterwards the communicator can only be dropped.
+    /// The shrink first stops the communicator's work in flight, and the communicator can then only be dropped. Use
+    /// this mode, for example, if a rank has died during that work.
     #[doc(alias = "NCCL_SHRINK_ABORT")]
     Abort,
 }
@@ -156,7 +155,7 @@ pub enum ShrinkMode {
 /// The memory of a raw call: its address, its number of elements, and their type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RawBuffer {
-    /// The device address. The address may be 0 only if the call neither reads nor writes this memory.
+    /// The device address. It may be 0 only if the call neither reads nor writes this memory.
     pub address: u64,
     /// The number of elements.
     pub count: usize,
@@ -184,8 +183,8 @@ pub enum RawCall {
 
 impl NcclCommunicator {
     /// Joins the communicator that `ids` identify, on the device of `context`, and waits for all other ranks to join.
-    /// For thousands of ranks, pass several ids, which distribute the work of the start. All ranks must pass the same
-    /// ids in the same order.
+    /// For thousands of ranks, pass several ids, because they distribute the work of the start. All ranks must pass the
+    /// same ids in the same order.
     ///
     /// # Errors
     ///
@@ -268,7 +267,7 @@ impl NcclCommunicator {
         self.descendant(comm)
     }
 
-    /// Stops this communicator's work in flight, and refuses collectives from now on. [`shrink`](Self::shrink),
+    /// Stops this communicator's work in flight, and refuses later collectives. [`shrink`](Self::shrink),
     /// [`split`](Self::split) and dropping remain possible. Needs NCCL 2.28.7.
     ///
     /// # Errors
@@ -445,9 +444,9 @@ impl NcclCommunicator {
 
     /// Registers a buffer, so that NCCL can use it without copies. Needs NCCL 2.19.1.
     ///
-    /// Only buffers whose address can be trusted are accepted. A type of your own is refused, even if it implements
-    /// cudarc's traits. A type can implement those traits without `unsafe`, so they do not guarantee a valid address.
-    /// For example:
+    /// Only buffers whose address can be trusted are accepted. A type of your own is refused even if it implements
+    /// cudarc's traits, because any type can implement those without `unsafe`, and so they do not guarantee a valid
+    /// address. For example, this does not compile:
     ///
     /// ```compile_fail,E0277
     /// # use collectives::nccl::NcclCommunicator;
@@ -475,9 +474,8 @@ impl NcclCommunicator {
     ///
     /// # Safety
     ///
-    /// In every call, either all ranks must pass registered buffers, or no rank may pass one. If all ranks pass
-    /// registered buffers, the offset of the buffer from the start of its registration must be the same on every rank.
-    /// NCCL relies on this.
+    /// NCCL relies on these rules: in every call, either all ranks must pass registered buffers, or no rank may pass
+    /// one. If all pass one, the buffer's offset from the start of its registration must be the same on every rank.
     #[doc(alias = "ncclCommRegister")]
     pub unsafe fn register<T: Data, B: Registrable<Element = T>>(&self, buffer: B) -> Result<Registration<T, B>> {
         Registration::new(self.0.backend.comm(), buffer, &self.deadline())

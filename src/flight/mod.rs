@@ -2,24 +2,24 @@
 //!
 //! The recorder is on by default, and keeps the last
 //! [`Config::flight_recorder_calls`](crate::Config::flight_recorder_calls) calls of each kind. A [`Recorder`]
-//! ([`Communicator::flight_recorder`](crate::Communicator::flight_recorder)) reads the records from any thread. They
-//! are written to files in these cases:
+//! ([`Communicator::flight_recorder`](crate::Communicator::flight_recorder)) reads the records from any thread. There
+//! are three ways to write them to files:
 //!
-//! - by [`write_records`];
-//! - by `kill -USR1`, after [`write_records_on_sigusr1`];
-//! - when a call fails because of a peer, if [`Config::flight_recorder_dir`](crate::Config::flight_recorder_dir)
-//!   names a folder.
+//! - a call of [`write_records`],
+//! - `kill -USR1`, after a call of [`write_records_on_sigusr1`],
+//! - [`Config::flight_recorder_dir`](crate::Config::flight_recorder_dir): the records are written to this folder when a
+//!   call fails because of a peer.
 //!
 //! `collperf --explain-hang FOLDER` compares the files of all ranks. `collperf ps` asks running processes for the latest
 //! records.
 //!
 //! # When a call is recorded
 //!
-//! A call on the host backend is recorded after this rank has notified the others of it, if this rank then has to wait
-//! for one of them. So recording takes time in which this rank would only wait. The clock is read at that moment, and
-//! again at the end of calls that took long or moved much data. Other calls end too soon for a second reading. If all
-//! other ranks were already waiting for this one, the call is recorded when it has ended. One in 16 of these records
-//! has a time.
+//! If this rank has to wait for another rank in a call on the host backend, it records the call when it begins to wait,
+//! after it has notified the others. So recording takes time in which the rank would only wait. The clock is read at
+//! that moment, and again at the end of calls that took long or moved much data. Other calls end too soon for a second
+//! reading. If all other ranks were already waiting for this one, the call is recorded when it has ended. One in 16 of
+//! these records has a time.
 //!
 //! # Design
 //!
@@ -30,11 +30,11 @@
 //! counter, which is converted to a time when records are read. (`benches/record/design-figures.md` has
 //! the cost.)
 //!
-//! A thread that sleeps while it waits records, at least every 50 ms, the ranks that it waits for. The thread also
-//! warns of stalls at these times, because the fast path reads no clock. Records are written as JSON with PyTorch's
-//! names (`file.rs`). `collperf --explain-hang` groups the files by communicator, and compares calls with the same
-//! number as far as the rings overlap. It reports a rank as behind only if others are stuck in a call that this rank
-//! has not reached. A collective that has finished on any rank does not count, because every rank has entered it.
+//! At least every 50 ms, a thread that sleeps in a wait records the ranks that it waits for. It also warns of stalls at
+//! these times, because the fast path reads no clock. Records are written as JSON with PyTorch's names (`file.rs`).
+//! `collperf --explain-hang` groups the files by communicator, and compares calls with the same number as far as the
+//! rings overlap. It reports a rank as behind only if others are stuck in a call that this rank has not reached. A
+//! collective that has finished on any rank does not count, because every rank has entered it.
 //!
 //! The handler of SIGUSR1 is installed on request, and replaces no other handler. It writes to an eventfd; a thread
 //! does the rest.

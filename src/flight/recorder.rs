@@ -19,9 +19,9 @@ impl Recorder {
         Self { flight: Arc::clone(flight) }
     }
 
-    /// Returns the records of collectives on the host, then of messages, then of device calls. The records of each kind
-    /// begin with the oldest. Background calls that no thread has begun come last. This method takes some tens of
-    /// nanoseconds per record, and delays no call.
+    /// Returns the records of collectives on the host, then of messages, then of device calls, each from the oldest to
+    /// the newest. Background calls that no thread has begun come last. This method takes some tens of nanoseconds per
+    /// record, and delays no call.
     #[must_use]
     pub fn records(&self) -> Vec<Record> {
         self.flight.records()

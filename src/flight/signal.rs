@@ -30,8 +30,8 @@ static SIGNAL_EVENT: OnceLock<(OwnedFd, Process)> = OnceLock::new();
 ///
 /// # Errors
 ///
-/// - `Unsupported`: the program has its own handler for the signal. That handler is kept. Let that handler wake a
-///   thread that calls [`write_records`].
+/// - `Unsupported`: the program has its own handler for the signal, which is kept. Let this handler wake a thread that
+///   calls [`write_records`].
 /// - `Unsupported`: this process was forked from a process that had called this function. Such a process has the
 ///   handler, but not the thread that writes the records.
 /// - `Io`: the system refuses the handler or the thread.
@@ -60,9 +60,9 @@ pub fn write_records_on_sigusr1(folder: impl Into<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// Writes the flight records of all communicators of this process into `folder`, and returns the files. The records
-/// include calls that hang. The function takes some microseconds per record. During that time, calls that fail, and
-/// calls that start in the background, may have to wait.
+/// Writes the flight records of all communicators of this process into `folder`, and returns the paths of the files.
+/// The records include calls that hang. The function takes some microseconds per record, during which calls that fail,
+/// and calls that start in the background, may have to wait.
 ///
 /// # Errors
 ///

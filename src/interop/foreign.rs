@@ -21,9 +21,9 @@ use crate::error::{Error, Result};
 ///
 /// # Safety
 ///
-/// As long as the value is borrowed, [`AsStream::as_raw_stream`] must always return the handle of the same stream.
-/// During that time, this stream must not be destroyed. This stream must belong to the primary context of the device
-/// that [`AsStream::device`] returns.
+/// As long as the value is borrowed, [`AsStream::as_raw_stream`] must always return the handle of the same stream, and
+/// this stream must not be destroyed. It must belong to the primary context of the device that [`AsStream::device`]
+/// returns.
 ///
 /// The handle 2, CUDA's per-thread default stream, means a different stream on every thread. A value with this handle
 /// stands for the stream of the thread that borrows the value. A [`ForeignBuffer`] or a tensor of
@@ -133,7 +133,7 @@ unsafe impl AsStream for RawStream {
 /// As long as the value is borrowed:
 ///
 /// - `elements()` elements of type `Element` must be at `device_ptr()`, initialised and aligned.
-/// - Work in the primary context of device `device()` must be able to access this memory.
+/// - Work in the primary context of the device `device()` must be able to access this memory.
 /// - `raw_stream()` must be a stream that meets the conditions of [`AsStream`], and must live until the value has been
 ///   dropped.
 /// - If the stream's handle is 2 (the per-thread default stream), the value, and all buffers made of it, must stay on
@@ -141,8 +141,8 @@ unsafe impl AsStream for RawStream {
 /// - Each of the four methods must return the same result each time.
 ///
 /// At all times, code that writes, reuses or frees the memory must do so in the order of that stream, after all work
-/// queued on the stream so far. If a call of this crate runs on another stream, events make the call wait for that
-/// work, and make later work on the stream wait for the call.
+/// that is already queued on it. If a call of this crate runs on another stream, events make the call wait for this
+/// work, and make later work on the memory's stream wait for the call.
 pub unsafe trait AsDevicePtr {
     /// The type of its elements.
     type Element: Data;
@@ -198,12 +198,12 @@ borrowed_memory!(&P, &mut P);
 // SAFETY: the same memory, borrowed mutably as long as the reference lives.
 unsafe impl<P: AsDevicePtrMut + ?Sized> AsDevicePtrMut for &mut P {}
 
-/// A buffer for any call, in memory that another crate owns. The buffer is made from a value or a reference that
-/// implements [`AsDevicePtr`].
+/// A buffer for any call, in memory that another crate owns. It is made from a value or a reference that implements
+/// [`AsDevicePtr`].
 ///
 /// Calls are queued on the communicator's stream, or on the stream named with
 /// [`Communicator::with_stream`](crate::Communicator::with_stream). That stream first waits for the memory's own
-/// stream. The memory's own stream then waits for the call. If both streams are the same, no wait is added. While a
+/// stream, and the memory's own stream then waits for the call. If both streams are the same, no wait is added. While a
 /// graph is captured, no wait is added either, so you must order the launches of the graph relative to the memory's
 /// stream.
 pub struct ForeignBuffer<P> {

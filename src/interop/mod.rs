@@ -1,4 +1,4 @@
-//! Lets calls use the memory and streams of other crates: through small traits for GPU memory, by raw addresses, or as
+//! The means by which calls use the memory and streams of other crates: small traits for GPU memory, raw addresses, and
 //! DLPack tensors.
 
 pub mod dlpack;

@@ -1,10 +1,9 @@
 //! Reports a communicator's calls while they happen: to `tracing`, to counters, to a trace file, and to NVIDIA's
 //! profilers.
 //!
-//! Calls are reported only if something listens. Otherwise each call loads one flag of the communicator and the
-//! `tracing` level, and does no more. The [flight recorder](crate::flight::Recorder) is separate: it keeps the last
-//! calls in case one hangs. The flight recorder is on by default, and never reads a clock when that would slow a call
-//! down.
+//! Calls are reported only if something listens. Otherwise, each call only loads one flag of the communicator and the
+//! `tracing` level. The [flight recorder](crate::flight::Recorder) is separate: it keeps the last calls in case one
+//! hangs. It is on by default, and reads no clock when this would slow a call down.
 //!
 //! # `tracing`
 //!
@@ -33,12 +32,12 @@
 //! stalls and starts.
 //!
 //! A call that consists of other calls (an object collective, a split, a tagged or monitored barrier) is reported as
-//! those calls. The crate's own messages have tags from 2⁶³ on. The span of a message in the background is created when
-//! the message has ended.
+//! those calls. The crate's own messages have tags from 2⁶³ on. The span of a background message is created when the
+//! message has ended.
 //!
 //! # Counters
 //!
-//! [`Config::observer`](crate::Config::observer) is called at the end of every call. With plain atomics:
+//! [`Config::observer`](crate::Config::observer) is called at the end of every call. An example with plain atomics:
 //!
 //! ```
 //! use std::sync::Arc;
@@ -59,7 +58,7 @@
 //! # Ok::<(), collectives::Error>(())
 //! ```
 //!
-//! With the `metrics` crate, as a dependency of your program:
+//! An example with the crate `metrics`, as a dependency of your program:
 //!
 //! ```
 //! use std::sync::Arc;
@@ -79,11 +78,11 @@
 //!
 //! # A trace file
 //!
-//! With `COLLECTIVES_TRACE=FOLDER` (or [`Config::trace_dir`](crate::Config::trace_dir)), every rank writes the
-//! durations of its calls to `trace-ID-rankR.json` once its communicators are dropped.
+//! With `COLLECTIVES_TRACE=FOLDER` (or [`Config::trace_dir`](crate::Config::trace_dir)), every rank writes the times of
+//! its calls to `trace-ID-rankR.json` once its communicators have been dropped.
 //! [`Communicator::write_trace`](crate::Communicator::write_trace) writes the trace at any time. A process writes no
-//! trace if it crashes, is killed, or calls `std::process::exit` while it has communicators. To look into such a
-//! process, call `write_trace` beforehand or read the [flight recorder](crate::flight::Recorder).
+//! trace if it crashes, is killed, or calls `std::process::exit` while it has communicators. To examine such a process,
+//! call `write_trace` before its end, or read the [flight recorder](crate::flight::Recorder).
 //!
 //! Perfetto and `chrome://tracing` open these files. `collperf trace FOLDER -o FILE` merges the files of all ranks and
 //! aligns them by the hosts' clocks. `collperf COLLECTIVE --trace FILE` writes such a merged file for the calls that it
@@ -93,8 +92,8 @@
 //! # NVTX
 //!
 //! Under `nsys profile`, or any other tool that sets `NVTX_INJECTION64_PATH`, calls appear as ranges in the domain
-//! `collectives` (feature `cuda`). Without such a tool nothing is loaded. The range of a device call covers only the
-//! time in which it is queued, as in NCCL. Calls of a group and messages in the background have no range.
+//! `collectives` (feature `cuda`). Without such a tool, nothing is loaded. The range of a device call covers only the
+//! time in which it is queued, as in NCCL. Calls in a group, and background messages, have no range.
 
 #[cfg(feature = "cuda")]
 mod nvtx;
@@ -123,8 +122,8 @@ pub(crate) const LIFE: &str = "collectives::life";
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct CallReport<'a> {
-    /// The communicator's name, the same on all of its ranks: `world`, or the name of its parent and a description of
-    /// the split.
+    /// The communicator's name, which is the same on all its ranks: `world`, or the name of its parent and a
+    /// description of the split.
     pub communicator: &'a str,
     /// This rank.
     pub rank: usize,
@@ -134,14 +133,14 @@ pub struct CallReport<'a> {
     pub backend: flight::Backend,
     /// The collective, or `send` or `recv` for a message.
     pub kind: CallKind,
-    /// The number by which ranks compare collectives on the host; `None` for other calls.
+    /// The number with which ranks compare collectives on the host; `None` for other calls.
     pub sequence: Option<u64>,
     /// The reduction op: `sum`, `avg`, `custom op #5d3f21`.
     pub op: Option<Cow<'static, str>>,
     /// The element type: `f32`, `[u8; 16]`, `plain data of 12 B`.
     pub element: Cow<'static, str>,
-    /// The number of elements; 0 if the count may differ between ranks. The kind of call decides whether this is the
-    /// number in each block, in the whole vector, or in the message.
+    /// The number of elements in each block, in the whole vector, or in the message, depending on the kind of call. 0
+    /// if the number may differ between ranks.
     pub count: u64,
     /// The number of bytes of the larger of this rank's two buffers.
     pub bytes: u64,
@@ -152,7 +151,7 @@ pub struct CallReport<'a> {
     /// The tag of a message. The crate's own messages have tags from 2⁶³ on.
     pub tag: Option<u64>,
     /// The algorithm of a collective on the host, as [`Communicator::algorithm`](crate::Communicator::algorithm)
-    /// returns it. `None` for messages and for device calls. NCCL and this crate's kernels run device calls.
+    /// returns it. `None` for messages and for device calls.
     pub algorithm: Option<Algorithm>,
     /// The time from the start of the call to its return. For a background message, the time until the message was
     /// complete. For a device call, the time until the call was queued.
@@ -169,7 +168,7 @@ impl CallReport<'_> {
         self.error.map_or("ok", Error::label)
     }
 
-    /// Returns bytes divided by time, in 10⁹ bytes per second.
+    /// Returns [`bytes`](Self::bytes) divided by [`elapsed`](Self::elapsed), in 10⁹ bytes per second.
     #[must_use]
     pub fn bandwidth(&self) -> f64 {
         let seconds = self.elapsed.as_secs_f64();
@@ -242,19 +241,19 @@ fn element(element: &TypeTag) -> Cow<'static, str> {
 pub trait Observer: Send + Sync {
     /// Receives a call that has ended, with or without an error.
     ///
-    /// This method runs on the thread that made the call, or on the thread that ran the call in the background, before
-    /// that thread continues. A background message can be reported on any thread that advances the communicator's
-    /// messages. By then, [`Work::wait`](crate::Work::wait) for that message may already have returned. Once the
-    /// communicator has been dropped, all its calls have been reported.
+    /// This method runs on the thread that made the call, or that ran it in the background, before that thread
+    /// continues. A background message can be reported on any thread that advances the communicator's messages. Its
+    /// [`Work::wait`](crate::Work::wait) may already have returned by then. Once the communicator has been dropped, all
+    /// its calls have been reported.
     ///
-    /// The observer may call [`AbortHandle::abort`](crate::AbortHandle::abort) and [`flight::Recorder`], and may use
-    /// other communicators. The observer must not make calls on the communicator of the reported call, because that
-    /// communicator is still inside the call. This crate holds no lock while the observer runs.
+    /// The observer may use [`AbortHandle::abort`](crate::AbortHandle::abort), [`flight::Recorder`] and other
+    /// communicators. It must not make calls on the communicator of the reported call, because that communicator is
+    /// still inside the call. This crate holds no lock while the observer runs.
     ///
-    /// Keep the observer short. The call does not return before the observer returns. While an observer runs for a
-    /// background call, all later calls of the communicator wait. During that time, messages advance only while other
-    /// threads wait for messages. An observer that never returns blocks its thread permanently. A drop of the
-    /// communicator waits a few seconds for the observer. A panic in an observer is caught and reported to `tracing`.
+    /// Keep the observer short, because the call does not return before the observer returns. While an observer runs
+    /// for a background call, all later calls of the communicator wait, and messages advance only while other threads
+    /// wait for messages. An observer that never returns blocks its thread permanently. A drop of the communicator
+    /// waits a few seconds for the observer. A panic in an observer is caught, and reported to `tracing`.
     ///
     /// These rules also apply to subscribers of `tracing`.
     fn call_ended(&self, call: &CallReport<'_>);

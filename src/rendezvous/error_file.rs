@@ -12,12 +12,12 @@ use crate::base::regular_file;
 use crate::config;
 use crate::flight::Json;
 
-/// Runs a rank's program. If the program fails, writes the reason to the file that the launcher names. So the launcher
-/// can report the reason when the job has ended.
+/// Runs a rank's program. If the program fails, writes the reason to the file that the launcher names, so that the
+/// launcher can report it when the job has ended.
 ///
-/// `collrun` and torchrun's agent name this file in `TORCHELASTIC_ERROR_FILE`. This function writes the format of
-/// PyTorch's `@record`, which both launchers read. If no file is named, the function writes nothing. It returns the
-/// program's error unchanged, and lets a panic continue.
+/// `collrun` and torchrun's agent name this file in `TORCHELASTIC_ERROR_FILE`, and read the format of PyTorch's
+/// `@record`. If no file is named, the function writes nothing. It returns the program's error unchanged, and lets a
+/// panic continue.
 ///
 /// ```no_run
 /// use collectives::{Communicator, ReduceOp};
@@ -35,8 +35,8 @@ use crate::flight::Json;
 ///
 /// # Errors
 ///
-/// The program's own errors. If the file cannot be written, that second error is reported only through `tracing`. So
-/// the second error does not hide the program's own error.
+/// The program's own errors. If the file cannot be written, that error is reported only to `tracing`, so that it does
+/// not hide the program's own error.
 pub fn record_failure<T, E: Display>(program: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     match catch_unwind(AssertUnwindSafe(program)) {
         Ok(Ok(value)) => Ok(value),

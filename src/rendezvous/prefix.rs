@@ -9,7 +9,7 @@ use crate::error::Result;
 
 /// A store that adds a prefix and a slash to every key of another store.
 ///
-/// If `PrefixStore`s are nested, their prefixes are joined, and the innermost store's prefix comes first.
+/// If one `PrefixStore` wraps another, their prefixes are joined, and the prefix of the inner one comes first.
 /// [`num_keys`](Store::num_keys) counts the keys of the whole store. [`list_keys`](Store::list_keys) lists only the
 /// keys with the prefix.
 ///

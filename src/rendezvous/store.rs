@@ -8,16 +8,16 @@ use crate::error::{Error, Result};
 
 /// A small key-value store shared by the ranks of a job, with the semantics of `torch.distributed.Store`.
 ///
-/// A key is a text of at most 8 KiB, and a value has at most 8 MiB. Numbers made by [`add`](Store::add) are kept as
+/// A key is a text of at most 8 KiB, and a value has at most 8 MiB. A store keeps the numbers of [`add`](Store::add) as
 /// decimal text, so [`get`](Store::get) of a counter returns text such as `b"42"`. Any thread can call any method.
 ///
 /// A store is for start-up, and for small agreements between ranks. It is not fast, and its contents are not secret.
 ///
 /// # Errors
 ///
-/// Every call fails with [`Error::InvalidArgument`] if a key or value is too long. A call fails with [`Error::Io`] or
-/// [`Error::Protocol`] if the server or the file behind the store fails or returns invalid data. Calls that take a
-/// `timeout` fail with [`Error::Timeout`] once the timeout has passed. The error's field `doing` names the keys that
+/// Every call fails with [`Error::InvalidArgument`] if a key or value is too long, and with [`Error::Io`] or
+/// [`Error::Protocol`] if the server or the file behind the store fails or returns invalid data. A call that takes a
+/// `timeout` fails with [`Error::Timeout`] once this time has passed. The error's field `doing` names the keys that
 /// were still missing. With a timeout of zero, a call checks once and does not wait.
 ///
 /// # Examples
@@ -54,16 +54,16 @@ pub trait Store: Send + Sync {
     ///
     /// # Errors
     ///
-    /// The errors that [`Store`] lists. The call also fails if the value at `key` is not a decimal number, or if the
-    /// sum exceeds the range of `i64`. A TCP store's server can report these two errors only by closing the connection,
-    /// so a [`TcpStore`](crate::store::TcpStore) is unusable afterwards.
+    /// The errors that [`Store`] lists, and an error if the value at `key` is not a decimal number, or if the sum
+    /// exceeds the range of `i64`. The server of a TCP store can report this error only by closing the connection,
+    /// which makes the [`TcpStore`](crate::store::TcpStore) unusable.
     fn add(&self, key: &str, delta: i64) -> Result<i64>;
 
     /// Sets `key` to `desired` if the current value of `key` is `expected`. Returns the value that `key` then has.
     ///
-    /// An absent key is set if `expected` is empty. If the key is absent and `expected` is not empty, the method sets
-    /// nothing and returns `expected`, although the key does not exist. PyTorch's stores also return `expected` in this
-    /// case.
+    /// If the key is absent, and `expected` is empty, the method sets the key. If the key is absent, and `expected` is
+    /// not empty, the method sets nothing and returns `expected`, as PyTorch's stores do, although the key does not
+    /// exist.
     ///
     /// # Errors
     ///
@@ -84,15 +84,14 @@ pub trait Store: Send + Sync {
     /// See [`Store`].
     fn check(&self, keys: &[&str]) -> Result<bool>;
 
-    /// Deletes `key` and returns whether it existed. Wakes no caller.
+    /// Deletes `key`, and returns whether it existed. Does not wake callers that wait for `key`.
     ///
     /// # Errors
     ///
     /// See [`Store`].
     fn delete_key(&self, key: &str) -> Result<bool>;
 
-    /// Returns the number of all keys, including keys with other prefixes. The number includes the store's own keys,
-    /// but not queues.
+    /// Returns the number of all keys, including keys with other prefixes and the store's own keys, but not queues.
     ///
     /// # Errors
     ///
@@ -127,7 +126,7 @@ pub trait Store: Send + Sync {
     /// The errors that [`Store`] lists, and [`Error::Unsupported`] if the store has no queues.
     fn queue_push(&self, key: &str, value: &[u8]) -> Result<()>;
 
-    /// Waits until the queue `key` is not empty, and then takes the queue's first value.
+    /// Waits until the queue `key` is not empty, and then takes and returns its first value.
     ///
     /// # Errors
     ///
@@ -141,7 +140,7 @@ pub trait Store: Send + Sync {
     /// The errors that [`Store`] lists, and [`Error::Unsupported`] if the store has no queues.
     fn queue_len(&self, key: &str) -> Result<i64>;
 
-    /// Returns the keys that were set through this store, in no particular order. Queues are not included.
+    /// Returns the keys that were set through this store, without queues, in no particular order.
     ///
     /// # Errors
     ///
@@ -150,8 +149,8 @@ pub trait Store: Send + Sync {
 
     /// Waits until `world_size` callers have reached the barrier `key`.
     ///
-    /// The key holds a plain counter that is never reset, so every barrier needs its own key. A caller that times out
-    /// stays counted.
+    /// The key holds a counter that is never reset, so every barrier needs its own key. A caller that times out stays
+    /// counted.
     ///
     /// # Errors
     ///

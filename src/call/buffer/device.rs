@@ -242,10 +242,10 @@ impl<'a, T> DeviceMemory<'a, T> {
         self.inner.context()
     }
 
-    /// Calls `queue` with the memory's address. On `stream`, `queue` can then queue copies and kernels that read the
-    /// memory. The copies and kernels run after all earlier writes, and before the memory is written again or freed.
-    /// `doing` describes the operation in errors. While `queue` runs, the stream's context is current. If the memory
-    /// belongs to another context, `queue` is not called.
+    /// Calls `queue` with the memory's address, so that it can queue copies and kernels that read the memory on
+    /// `stream`. They run after all earlier writes, and before the memory is written again or freed. `doing` describes
+    /// the operation in errors. While `queue` runs, the stream's context is current. If the memory belongs to another
+    /// context, `queue` is not called.
     ///
     /// ```no_run
     /// # use collectives::{Error, Result, cudarc::driver::{CudaStream, result}, interop::DeviceMemory};
@@ -325,9 +325,9 @@ impl<'a, T> DeviceMemoryMut<'a, T> {
         self.inner.context()
     }
 
-    /// Calls `queue` with the memory's address. On `stream`, `queue` can then queue copies and kernels that write the
-    /// memory. They may also read the memory. The copies and kernels run after all earlier uses of the memory and
-    /// before all later ones. In all other respects, this method is like [`DeviceMemory::read_on`].
+    /// Calls `queue` with the memory's address, so that it can queue copies and kernels that write the memory, or read
+    /// and write it, on `stream`. They run after all earlier uses of the memory, and before all later ones. In all
+    /// other respects, this method is like [`DeviceMemory::read_on`].
     ///
     /// # Errors
     ///

@@ -66,8 +66,8 @@ writable!(write_slice_in_order; [T: Data] CudaSlice<T>, ['v, T: Data] CudaViewMu
 
 /// Elements in GPU memory that other code owns. This type is for engines with their own allocators.
 ///
-/// This crate keeps no events for this memory. To order a call relative to other work, choose the stream that the call
-/// runs on (see [`Communicator::with_stream`](crate::Communicator::with_stream)).
+/// This crate keeps no events for the memory, so you must order each call relative to other work. To do so, choose the
+/// stream that the call runs on (see [`Communicator::with_stream`](crate::Communicator::with_stream)).
 ///
 /// ```no_run
 /// # use collectives::{Communicator, ReduceOp, interop::RawDeviceSlice};

@@ -6,7 +6,7 @@
 use super::device::{DeviceMemory, DeviceMemoryMut};
 use crate::call::element::{AnyElement, DType, Data, Element, TypeTag};
 
-/// Memory that a call reads. The location of the memory determines the backend that reads it.
+/// Memory that a call reads. Its location determines the backend that runs the call.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Memory<'a, T> {
@@ -17,7 +17,7 @@ pub enum Memory<'a, T> {
     Device(DeviceMemory<'a, T>),
 }
 
-/// Memory that a call writes. The location of the memory determines the backend that writes it.
+/// Memory that a call writes. Its location determines the backend that runs the call.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum MemoryMut<'a, T> {

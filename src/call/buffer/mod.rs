@@ -20,14 +20,13 @@ pub use self::raw::RawHostSlice;
 pub use self::typed_bytes::TypedBytes;
 use crate::call::element::Data;
 
-/// A promise that a buffer keeps the same memory, at the same address, while a call uses the buffer. To make your own
-/// type a [`Buffer`], implement this trait. An example is a type that holds one of two buffers.
+/// A promise that a buffer keeps its memory, at the same address, while a call uses it. Implement this trait to make a
+/// type of your own a [`Buffer`], such as an enum that holds one of two kinds of buffers.
 ///
 /// # Safety
 ///
 /// As long as the buffer is not moved or changed, `memory` and `memory_mut` must return the same memory each time. If
-/// the element type of the buffer is known only at run time, `memory` and `memory_mut` must also return the same type
-/// each time.
+/// the buffer's element type is known only at run time, they must also return the same type each time.
 pub unsafe trait StableMemory {}
 
 /// A buffer that calls can read. Buffers are:
@@ -35,11 +34,11 @@ pub unsafe trait StableMemory {}
 /// - slices, vectors, boxed slices, arrays and single elements
 /// - cudarc's slices and views, on a GPU
 /// - bytes with an element type that is known at run time ([`TypedBytes`])
-/// - views over raw addresses
+/// - memory at raw addresses
 ///
-/// The memory of the buffer must not move or change size while a call uses it. For a type of another crate, no check
-/// can verify this requirement. So the type must implement [`StableMemory`], which promises that the memory meets the
-/// requirement. [`element!`](macro@crate::element) implements `StableMemory` for your own element type.
+/// A buffer's memory must not move or change size while a call uses it. The compiler cannot check this for a type of
+/// another crate, so the type must promise it by implementing [`StableMemory`]. [`element!`](macro@crate::element)
+/// implements `StableMemory` for your own element type.
 pub trait Buffer: StableMemory {
     /// The type of its elements.
     type Element: Data;

@@ -8,8 +8,8 @@ use super::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
 use crate::call::element::Data;
 use crate::error::{Error, Result};
 
-/// Elements in host memory that other code owns. Bindings for Python or C use this type to pass memory of their
-/// language to blocking calls and to background calls.
+/// Elements in host memory that other code owns. With this type, bindings for Python or C pass their language's memory
+/// to calls.
 ///
 /// With [`TypedBytes`](crate::TypedBytes), one function serves every element type:
 ///
@@ -62,14 +62,14 @@ impl<T: Data> RawHostSlice<T> {
     /// As long as this value lives:
     ///
     /// - The elements must be allocated.
-    /// - Each byte of the elements must be initialised, even if calls only write the elements. (Memory from other
-    ///   languages' allocators counts as initialised.)
+    /// - Each byte of the elements must be initialised, even if calls only write the elements. (Memory from another
+    ///   language's allocator counts as initialised.)
     /// - No other code may write the elements. If a call writes the elements, no other code may read them.
     ///
     /// A blocking call has ended when it returns. A call in a group has ended when the group has returned. A background
-    /// call keeps this value. The background call has ended when its [`Work`](crate::Work) has returned this value or
-    /// an error. If the program drops the `Work`, or stops waiting, the background call continues. In any case, the
-    /// call has ended once the last handle of its communicator has been closed or dropped.
+    /// call keeps this value until it has ended: then its [`Work`](crate::Work) returns this value or an error. If the
+    /// program drops the `Work`, or stops waiting, the call continues. In any case, a call has ended once the last
+    /// handle of its communicator has been closed or dropped.
     pub unsafe fn new(address: *mut T, length: usize) -> Result<Self> {
         let bytes = length.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize);
         let refused = |reason: String| Err(Error::argument("RawHostSlice::new", reason));

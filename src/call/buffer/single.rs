@@ -30,10 +30,10 @@ single_elements!(f32, f64, f16, bf16, F8E4M3, F8E5M2, i8, i16, i32, i64, u8, u16
 single_elements!(::float8::F8E4M3, ::float8::F8E5M2);
 
 /// Makes your own struct an element type. Its only field must be an element: `element!(Meters(f32))`, or
-/// `element!(Meters { value: f32 })`. The struct is reduced, moved and reported to other ranks like its field. To use a
-/// type of another crate, wrap it in your own struct.
+/// `element!(Meters { value: f32 })`. Calls reduce and transfer the struct like its field, and the other ranks see the
+/// field's type. To use a type of another crate, wrap it in your own struct.
 ///
-/// The macro can be used in safe code: its expansion proves that the struct meets the requirements of
+/// The macro needs no `unsafe`, because its expansion proves that the struct meets the requirements of
 /// [`Element`](crate::Element). The struct must be `Copy`, `PartialEq`, `Debug` and `Default`, and defined in the crate
 /// that calls the macro.
 ///
@@ -98,7 +98,7 @@ single_elements!(::float8::F8E4M3, ::float8::F8E5M2);
 /// collectives::element!(Wide(f32));
 /// ```
 ///
-/// The same struct, even if the crate defines a macro that has the name of a macro in the expansion:
+/// The same struct, even if the crate defines a macro with the name of one that the expansion uses:
 ///
 /// ```compile_fail,E0080
 /// macro_rules! assert { ($($any:tt)*) => { () } }

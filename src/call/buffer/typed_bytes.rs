@@ -11,13 +11,13 @@ use crate::error::{Error, Result};
 ///
 /// The bytes may be in any buffer: `&mut [u8]`, `Vec<u8>`, `Arc<[u8]>`, a [`SharedBuffer`](crate::SharedBuffer),
 /// cudarc's slices and views, [`RawHostSlice`](crate::interop::RawHostSlice),
-/// [`RawDeviceSlice`](crate::interop::RawDeviceSlice) … A call that accepts one of these buffers also accepts that
-/// buffer wrapped in `TypedBytes`. Other ranks see only the element type: one rank may pass typed bytes, and another
-/// rank `&mut [f32]`.
+/// [`RawDeviceSlice`](crate::interop::RawDeviceSlice) … A call that accepts one of these buffers also accepts it
+/// wrapped in `TypedBytes`. Other ranks see only the element type, so one rank may pass typed bytes, and another rank
+/// `&mut [f32]`.
 ///
 /// The elements must be aligned: a call refuses bytes whose address is not a multiple of the element's size. If the
-/// type is `bool`, the bytes may have any value. A reduction of `bool` counts every value except 0 as 1. (`BitXor` on a
-/// GPU works bit by bit instead.) A call writes only 0 or 1 into a destination of type `bool`.
+/// type is `bool`, the bytes may have any value: a reduction counts every value except 0 as 1. (`BitXor` on a GPU works
+/// bit by bit instead.) A call writes only 0 or 1 into a destination of type `bool`.
 ///
 /// The element types in a call must match, by these rules:
 ///

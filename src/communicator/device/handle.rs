@@ -98,15 +98,15 @@ impl Device {
         &self.raw
     }
 
-    /// Returns the failure that NCCL or this crate's watchdog has found, if there is one. The failure is a lost peer,
-    /// or a call that did not end in time.
+    /// Returns the failure that NCCL or this crate's watchdog has found, if there is one: a lost peer, or a call that
+    /// did not end in time.
     #[must_use]
     pub fn failure(&self) -> Option<Error> {
         self.raw.failure()
     }
 
-    /// Waits until all work on [`Device::stream`] has ended, but not longer than the communicator's timeout. If the
-    /// timeout passes, this method aborts the communicator, so that the stream becomes free.
+    /// Waits until all work on [`Device::stream`] has ended, for at most the communicator's timeout. If the timeout
+    /// passes, this method aborts the communicator, so that the stream becomes free.
     ///
     /// # Errors
     ///
@@ -120,7 +120,7 @@ impl Device {
 
     /// Waits until all work on one of the caller's streams has ended, with the same limit as
     /// [`synchronize`](Self::synchronize). Use this method if work on the stream waits for a call of this communicator.
-    /// Such work also waits for the other ranks of the call, so a wait for such work needs a limit.
+    /// Such work also waits for the call's other ranks, so your own wait for it needs a limit.
     ///
     /// # Errors
     ///
@@ -140,12 +140,11 @@ impl Device {
 }
 
 impl Communicator {
-    /// Returns a handle to this communicator that uses `stream` instead of the communicator's own stream. If a call
-    /// through this handle takes device buffers, the call is queued on `stream`. Calls on host buffers are not
-    /// affected.
+    /// Returns a handle to this communicator whose calls on device buffers are queued on `stream`, instead of on the
+    /// communicator's own stream. Calls on host buffers are not affected.
     ///
-    /// NCCL requires a single order for all calls of a communicator. So if you use several streams, use events to put
-    /// the calls on these streams in order.
+    /// NCCL requires a single order for all calls of a communicator, so if you use several streams, put the calls on
+    /// them in order with events.
     ///
     /// ```no_run
     /// # use collectives::{Communicator, ReduceOp};
@@ -162,9 +161,9 @@ impl Communicator {
         Self { stream: Some(Arc::clone(stream)), ..self.clone() }
     }
 
-    /// Makes calls in order with the work on a stream of another crate. `stream` can also be a raw `CUstream` or
-    /// `cudaStream_t` (see [`RawStream`](crate::interop::RawStream)). The calls that the closure makes run after all
-    /// work that is already on `stream`, and before all work that is queued on `stream` later.
+    /// Makes calls in order with the work on a stream of another crate: the calls that the closure makes run after all
+    /// work that is already on `stream`, and before all work that is queued on it later. `stream` can also be a raw
+    /// `CUstream` or `cudaStream_t` (see [`RawStream`](crate::interop::RawStream)).
     ///
     /// ```no_run
     /// # use collectives::{Communicator, ReduceOp, interop::RawStream};
@@ -175,16 +174,16 @@ impl Communicator {
     /// # }
     /// ```
     ///
-    /// The calls themselves run on the communicator's stream, with one event before and one after them. The calls do
-    /// not run on `stream`, because a communicator keeps the streams that it has used, and a borrowed stream does not
-    /// live that long. For cudarc streams, use [`Communicator::with_stream`], which needs no events.
+    /// The calls themselves run on the communicator's stream, with one event before and one after them. They do not run
+    /// on `stream`, because a communicator keeps the streams that it has used, and a borrowed stream does not live that
+    /// long. For cudarc streams, use [`Communicator::with_stream`], which needs no events.
     ///
     /// # Errors
     ///
     /// - `NoDevice` if there is no device backend.
     /// - `InvalidArgument` for a stream of another device.
     /// - `Unsupported` for a stream that is being captured.
-    /// - The errors of the driver, and the error that the closure `calls` returns.
+    /// - The errors of the driver, and of the closure `calls`.
     pub fn in_order_of<R>(&self, stream: &(impl AsStream + ?Sized), calls: impl FnOnce(&Self) -> Result<R>) -> Result<R> {
         const CALL: &str = "in_order_of";
         let backend = self.backend(CALL)?;

@@ -21,10 +21,10 @@ use crate::host::exchange::Exchange;
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub enum DeviceChoice {
-    /// The device is chosen by the rank's number among the ranks of its host: the first rank takes device 0, the second
-    /// rank takes device 1, and so on. If a process sees fewer devices than there are ranks on the host, the device
-    /// numbers start again at 0. For example, if the launcher makes only one device visible to each process, every rank
-    /// takes device 0 of its process.
+    /// The device with the rank's number among the ranks of its host: the first rank takes device 0, the second rank
+    /// takes device 1, and so on. If a process sees fewer devices than there are ranks on the host, the device numbers
+    /// start again at 0. For example, if the launcher makes only one device visible to each process, every rank takes
+    /// device 0 of its process.
     #[default]
     Local,
     /// The device with this number.

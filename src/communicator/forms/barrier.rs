@@ -78,11 +78,11 @@ impl Communicator {
         Err(self.core.shared.recorder.with_meanwhile(error))
     }
 
-    /// Waits until every rank has entered a barrier with this tag. A tagged barrier is not a collective. It can run at
-    /// the same time as barriers with other tags, and at the same time as other threads' collectives. Ranks may make
-    /// these calls in different orders. The messages of a barrier are never mixed up with the program's own messages.
-    /// Several threads of a rank may enter barriers with the same tag. When the k-th of these threads leaves its
-    /// barrier, every rank has entered a barrier with this tag k times.
+    /// Waits until every rank has entered a barrier with this tag. A tagged barrier is not a collective: barriers with
+    /// other tags, and other threads' collectives, can run at the same time. Ranks may enter barriers with different
+    /// tags in different orders. The program's own messages do not disturb a barrier. Several threads of a rank may
+    /// enter barriers with the same tag. When the k-th of these threads leaves its barrier, every rank has entered a
+    /// barrier with this tag k times.
     ///
     /// Cost: log₂ n rounds. In each round, every rank sends one message of 4 bytes and receives one such message.
     ///
@@ -99,10 +99,10 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// - `Timeout`: at least one of the ranks that the error names as missing has not entered. All ranks that the error
-    ///   names as arrived have entered. The other ranks may have entered or not.
-    ///   ([`monitored_barrier`](Self::monitored_barrier) finds out exactly which ranks are missing.) The communicator
-    ///   stays usable, and this rank's next barrier with the same tag resumes the barrier that timed out.
+    /// - `Timeout`: at least one of the ranks that the error names as missing has not entered, and the ranks that it
+    ///   names as arrived have. The others may have entered or not. ([`monitored_barrier`](Self::monitored_barrier)
+    ///   finds out exactly which ranks are missing.) The communicator stays usable, and this rank's next barrier with
+    ///   the same tag resumes the one that timed out.
     /// - `PeerLost` on every rank, if a rank is lost before it has entered. Messages between the other ranks still
     ///   work.
     pub fn tagged_barrier(&self, tag: u32) -> Result<()> {

@@ -20,12 +20,12 @@ use crate::error::Result;
 /// Errors common to all collectives:
 /// - `InvalidArgument` if the arguments are invalid on this rank. Nothing was sent then, and the communicator stays
 ///   usable.
-/// - `Unsupported` if the element type does not have the op.
+/// - `Unsupported` if the op does not support the element type.
 /// - `Mismatch`, `PeerLost`, `Timeout` and `Aborted`; and `Poisoned` after one of these has ended the communicator.
 ///
-/// Costs are the bytes that each rank sends between hosts, for `n` ranks and `N` bytes per rank.
+/// The costs below are the bytes that each rank sends between hosts, for `n` ranks and `N` bytes per rank.
 impl Communicator {
-    /// Reduces the buffers of all ranks element by element, in place: every rank ends with the same result.
+    /// Reduces the buffers of all ranks element by element, in place. Every rank gets the same result.
     ///
     /// Every rank must pass the same number of elements. Cost: for large buffers, each rank sends 2(n−1)/n·N bytes. For
     /// small buffers, the data makes log₂ n hops, each with N bytes.
@@ -75,7 +75,7 @@ impl Communicator {
         self.execute(self.prepare_all_reduce(Source::Separate(source.memory()), destination.memory_mut(), &op.into()))
     }
 
-    /// Returns the mean of one number over all ranks, such as the mean loss of a step. Makes one all-reduce of 8 B.
+    /// Returns the mean of one number over all ranks, such as the mean loss of a step. Cost: one all-reduce of 8 B.
     ///
     /// The mean is computed in `f64`. Every rank gets the same bits. If a rank passes NaN, the mean is NaN.
     ///
@@ -101,8 +101,8 @@ impl Communicator {
     /// Reduces the buffers of all ranks, and writes the result into the root's buffer. The other ranks' buffers do not
     /// change.
     ///
-    /// Cost: for large buffers, each rank sends (n−1)/n·N bytes to reduce. Then the root receives as many bytes again,
-    /// to collect the result. For small buffers, the data makes log₂ n hops, each with N bytes.
+    /// Cost: for large buffers, each rank sends (n−1)/n·N bytes to reduce, and the root then receives as many bytes to
+    /// collect the result. For small buffers, the data makes log₂ n hops, each with N bytes.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -229,8 +229,8 @@ impl Communicator {
         self.execute(self.prepare_all_gather(None, buffer.memory_mut()))
     }
 
-    /// Gathers like [`all_gather`](Self::all_gather), from this rank's block into a separate destination. The length of
-    /// the destination must be the length of the block times the world size.
+    /// Gathers like [`all_gather`](Self::all_gather), from this rank's block into a separate destination, which must be
+    /// as long as the blocks of all ranks together.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -254,9 +254,9 @@ impl Communicator {
         self.execute(self.prepare_all_gather(Some(source.memory()), destination.memory_mut()))
     }
 
-    /// Reduces buffers that have one block for each rank, and gives each rank the result of its own block. In a rank's
-    /// buffer, the result replaces that rank's block. The other blocks do not change. Cost: each rank sends (n−1)/n of
-    /// the bytes of the whole buffer.
+    /// Reduces buffers that have one block for each rank, and gives each rank the result for its own block. The result
+    /// replaces this block in the rank's buffer. The other blocks do not change. Cost: each rank sends (n−1)/n of the
+    /// bytes of the whole buffer.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};

@@ -17,8 +17,8 @@ use crate::communicator::work::message::{Envelope, MessageBuffer, MessageContext
 use crate::error::{Error, Result};
 use crate::host::backend::Jobs;
 
-/// Calls recorded by [`Communicator::group`]. Device buffers of these calls are borrowed until the group has been
-/// launched. Host buffers are borrowed until the group has ended.
+/// The calls that [`Communicator::group`] records. Their device buffers are borrowed until the group has been launched,
+/// and their host buffers until the group has ended.
 pub struct Group<'buffers, 'comm> {
     pub(in crate::communicator) comm: &'comm Communicator,
     messages: Vec<(MessageContext, MessageBuffer)>,
@@ -40,9 +40,9 @@ impl fmt::Debug for Group<'_, '_> {
 }
 
 impl Communicator {
-    /// Records calls and launches them together. All messages of the group start together, so if two ranks send to each
-    /// other, neither send has to wait for the other. Collectives run in the order in which they were recorded. Nothing
-    /// is sent before the closure has returned `Ok`. If the closure fails or panics, nothing is sent.
+    /// Records calls and launches them together. All messages of the group start together, so two ranks can send to
+    /// each other without one waiting for the other. Collectives run in the order in which they were recorded. Nothing
+    /// is sent before the closure has returned `Ok`, so nothing is sent if it fails or panics.
     ///
     /// Returns the results of the receives, in the order in which they were recorded.
     ///
@@ -77,17 +77,17 @@ impl Communicator {
         group.run_on_host()
     }
 
-    /// Records calls of several communicators of this thread, and launches all these calls together.
-    /// [`group`](Self::group) does this for one communicator. `record` gets one group for each communicator, in the
-    /// order of `comms`. So one thread can drive several GPUs, each with its own communicator. Works only on device
-    /// buffers, because calls on host memory need a thread for each rank.
+    /// Records calls of several communicators and launches them together, as [`group`](Self::group) does for one
+    /// communicator. So one thread can drive several GPUs, each with its own communicator. `record` gets one group for
+    /// each communicator, in the order of `comms`. Works only on device buffers, because calls on host memory need a
+    /// thread for each rank.
     ///
-    /// Before you use a custom op in `group_across`, use the op once on each of these communicators, either in a single
-    /// call or in a [`group`](Self::group). During this first use, the ranks agree that all of them can compile the op.
-    /// To compare the calls of `group_across`, each rank of a communicator sends one message to each of the other
-    /// ranks. This comparison is not a collective. So if one rank of a communicator makes calls through `group_across`,
-    /// every other rank of that communicator must also make these calls through `group_across`. If the ranks' calls
-    /// differ, all communicators of the group end.
+    /// If one rank of a communicator makes calls through `group_across`, every other rank must make them through
+    /// `group_across` too. The reason is that the ranks compare these calls by messages, one from each rank to each
+    /// other rank, instead of by a collective. If the calls differ, all communicators of the group end.
+    ///
+    /// Before you use a custom op in `group_across`, use it once on each of these communicators, in a single call or in
+    /// a [`group`](Self::group). During this first use, the ranks agree that all of them can compile the op.
     ///
     /// Returns, for each communicator, the results of its receives.
     ///
@@ -237,8 +237,8 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the element type does not
-    /// have the op.
+    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the op does not support the
+    /// element type.
     pub fn all_reduce<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, op: impl Into<Reduction<B::Element>>) -> Result<()> {
         self.record(self.comm.prepare_all_reduce(Source::InPlace, buffer.memory_mut(), &op.into()))
     }
@@ -247,8 +247,8 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the element type does not
-    /// have the op.
+    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the op does not support the
+    /// element type.
     pub fn reduce<B: BufferMut + ?Sized>(
         &mut self,
         buffer: &'buffers mut B,
@@ -287,8 +287,8 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the element type does not
-    /// have the op.
+    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the op does not support the
+    /// element type.
     pub fn reduce_scatter_into<S, D>(
         &mut self,
         source: &'buffers S,
@@ -319,8 +319,8 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the element type does not
-    /// have the op.
+    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the op does not support the
+    /// element type.
     pub fn all_reduce_into<S, D>(
         &mut self,
         source: &'buffers S,
@@ -338,8 +338,8 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the element type does not
-    /// have the op.
+    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the op does not support the
+    /// element type.
     pub fn reduce_into<S, D>(
         &mut self,
         source: &'buffers S,
@@ -380,8 +380,8 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the element type does not
-    /// have the op.
+    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the op does not support the
+    /// element type.
     pub fn reduce_scatter<B: BufferMut + ?Sized>(&mut self, buffer: &'buffers mut B, op: impl Into<Reduction<B::Element>>) -> Result<()> {
         self.record(self.comm.prepare_reduce_scatter(None, buffer.memory_mut(), &op.into()))
     }
@@ -465,8 +465,8 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the element type does not
-    /// have the op.
+    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the op does not support the
+    /// element type.
     pub fn reduce_scatter_v<B: BufferMut + ?Sized>(
         &mut self,
         buffer: &'buffers mut B,
@@ -480,8 +480,8 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the element type does not
-    /// have the op.
+    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the op does not support the
+    /// element type.
     pub fn reduce_scatter_v_into<S, D>(
         &mut self,
         source: &'buffers S,

@@ -24,17 +24,17 @@ use crate::host::backend::Job;
 
 /// # Lists of buffers
 ///
-/// These calls gather into, or scatter from, a list with one buffer for each rank, in rank order. They need no single
-/// long buffer, and they do not first copy the bytes together. The buffers of a list may differ in length and may be
-/// empty. They must all be on the host, or all on a device.
+/// These calls gather into, or scatter from, a list with one buffer for each rank, in rank order. So the blocks need
+/// not be in one long buffer, and are not copied into one. The buffers of a list may differ in length and may be empty.
+/// They must all be on the host, or all on a device.
 ///
-/// Before anything is written, the lengths at the two ends of each transfer are compared, as in
-/// [`gather_v_into`](Self::gather_v_into). If any differ, every rank gets the same `Mismatch`. The background forms,
-/// and the forms in a group, also compare these lengths.
+/// Before anything is written, the ranks compare the lengths at the two ends of each transfer, as in
+/// [`gather_v_into`](Self::gather_v_into). If any differ, every rank gets the same `Mismatch`. This also applies to
+/// background calls and to calls in a group.
 ///
-/// A rank that has its blocks in one buffer can make the matching `_v_into` call while others pass lists. Errors and
-/// records use the name of that call (`gather_v`, `scatter_v`, `all_to_all_v`). The exception is `all_gather_list`,
-/// which is a separate call.
+/// A rank that has its blocks in one buffer can make the matching `_v_into` call while others pass lists. In errors and
+/// records, the calls on lists therefore have the names `gather_v`, `scatter_v` and `all_to_all_v`. Only
+/// `all_gather_list` is a call of its own, which matches no `_v_into` call.
 impl Communicator {
     /// Gathers every rank's source on the root, and writes each source into a separate destination. The root passes
     /// `Some` with a list that has one destination for each rank. The other ranks pass `None`. Cost: the root receives

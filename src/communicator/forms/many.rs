@@ -17,13 +17,13 @@ use crate::host::backend::Jobs;
 ///
 /// Each call takes a list of any number of buffers (`[Vec<T>]`, `[&mut [T]]`, `[CudaSlice<T>]` and so on), all on the
 /// host or all on a device. It does what one call for each buffer would do, in list order. On every rank, the list must
-/// have the same number of buffers, of the same lengths, in the same order. Ranks compare these numbers and lengths
-/// before anything is written. The list may be empty, and so may buffers in it.
+/// have the same number of buffers, of the same lengths, in the same order. The ranks compare this before anything is
+/// written. The list, and any buffer in it, may be empty.
 ///
-/// On the host, small buffers are joined, so that together they cost one call and two copies of their bytes. Larger
-/// buffers (above 4 KiB if all ranks share a host, above 64 KiB between hosts) are handled one after the other, without
-/// a copy. No other thread's call runs in between, and the timeout covers the whole call. On devices, all buffers are
-/// queued as one group, with one launch.
+/// On the host, small buffers are copied together, so that all of them cost one call and two copies of their bytes.
+/// Larger buffers (above 4 KiB if all ranks share a host, above 64 KiB between hosts) are handled one after the other,
+/// without a copy. No other thread's call runs in between, and the timeout covers the whole call. On devices, all
+/// buffers are queued as one group, with one launch.
 impl Communicator {
     /// Reduces each buffer like [`all_reduce`](Self::all_reduce).
     ///
@@ -188,8 +188,8 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the element type does not
-    /// have the op.
+    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the op does not support the
+    /// element type.
     pub fn all_reduce_many<B: BufferMut>(&mut self, buffers: &'buffers mut [B], op: impl Into<Reduction<B::Element>>) -> Result<()> {
         self.record(self.comm.prepare_all_reduce_many(buffers, &op.into()))
     }
@@ -220,8 +220,8 @@ impl<'buffers> Group<'buffers, '_> {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the element type does not
-    /// have the op.
+    /// `InvalidArgument` if the arguments are invalid on this rank, and `Unsupported` if the op does not support the
+    /// element type.
     pub fn reduce_scatter_many_into<S, D>(
         &mut self,
         sources: &'buffers [S],

@@ -136,38 +136,38 @@ type Terms = fn(&Communicator, &'static str, &Envelope, (TypeTag, usize)) -> Res
 
 /// # Messages
 ///
-/// A message goes from one rank to another with a tag (0 by default). The receiving call names the source and the tag,
-/// or accepts any source. Both ends pass an [`Envelope`], or simply the rank's number. Messages with the same source
-/// and tag arrive in the order in which they were sent. The element types of the two ends must agree. The receiver's
-/// buffer must be long enough; a shorter message is allowed.
+/// A message goes from one rank to another with a tag (0 by default). The receiving call names the tag, and either
+/// names the source or accepts any source. Both ends pass an [`Envelope`], or simply the other rank's number. Messages
+/// with the same source and tag arrive in the order in which they were sent. The element types of the two ends must
+/// agree. The receiver's buffer must be long enough; a shorter message is allowed.
 ///
 /// A `send` of up to 64 KiB returns without waiting for its receive, unless too many earlier messages have not been
-/// received yet. A larger `send` waits for its receive. So two ranks that send each other large messages before they
-/// receive wait for each other. Use [`group`](Self::group), [`send_recv`](Self::send_recv) or
+/// received yet. A larger `send` waits for its receive. So if two ranks send each other large messages, and both send
+/// before they receive, they wait for each other. Use [`group`](Self::group), [`send_recv`](Self::send_recv) or
 /// [`start_send`](Self::start_send) instead. Messages and collectives do not wait for each other: any number of threads
 /// may send and receive while others are in a barrier.
 ///
 /// # Device buffers
 ///
-/// Messages on device buffers go over NCCL. Both ends must name the same length and type. Tags are not supported, and a
-/// receive must name its source. A sender announces its message over the host backend. A receive waits on the host
-/// until its sender has made the call, and is then queued on the device. If the two ends differ, the receiver gets a
-/// `Mismatch`, and the communicator ends on all ranks.
+/// Messages on device buffers go over NCCL. Both ends must pass the same length and type. Tags are not supported, and a
+/// receive must name its source. A sender announces its message over the host backend. A receive waits on the host for
+/// this announcement, and is then queued on the device. If the two ends differ, the receiver gets a `Mismatch`, and the
+/// communicator ends on all ranks.
 ///
 /// NCCL runs all device calls of a communicator, messages included, one after the other in the order in which they were
-/// queued, on any stream. So the device calls of several threads take turns, and a receive keeps its turn until its
-/// sender has made the call. Without this rule, a call could be queued before the receive on this rank but after the
-/// send on the other rank, and the devices would wait for each other. A call that waits behind a receive for longer
-/// than its timeout gets a `Timeout` that reports this, and the communicator stays usable. Threads that send and
-/// receive on devices at the same time should use one [`group`](Self::group), or a communicator each.
+/// queued, whatever their streams. So the device calls of several threads take turns, and a receive keeps its turn
+/// until its sender has made the call. Otherwise, another call could be queued before the receive on this rank, but
+/// after the send on the other rank, and the two devices would wait for each other. A call that waits behind a receive
+/// for longer than its timeout gets a `Timeout` that reports this, and the communicator stays usable. If threads send
+/// and receive on devices at the same time, put these messages into one [`group`](Self::group), or give each thread its
+/// own communicator.
 ///
 /// # Errors of messages
 ///
-/// If a send gives up before its message was received, the receive that would have got it fails immediately with
-/// `Message`. If a receive gives up in the middle of a message, the message is kept for the next receive. If the
-/// message cannot be kept (limit: 256 MiB on a rank), both ends get an error that reports it as lost. The text of an
-/// error tells these cases apart. Once a message of at most 64 KiB is partly written, its send no longer gives up: the
-/// send writes the rest, and succeeds.
+/// If a send gives up before its message was received, the matching receive fails immediately with `Message`. If a
+/// receive gives up in the middle of a message, the message is kept for the next receive. A rank keeps at most 256 MiB
+/// of such messages. Beyond that, the message is lost, and both ends get an error that says so. Once a part of a
+/// message of at most 64 KiB is written, its send no longer gives up: it writes the rest, and succeeds.
 ///
 /// Errors common to messages:
 /// - `InvalidArgument` if a rank or tag is out of range.
@@ -175,8 +175,8 @@ type Terms = fn(&Communicator, &'static str, &Envelope, (TypeTag, usize)) -> Res
 /// - `PeerLost`, `Timeout`, `Poisoned`.
 ///
 /// After all of these except `PeerLost` and `Poisoned`, the communicator stays usable. After `PeerLost`, only messages
-/// between other ranks continue. (For device messages, a `Timeout` also ends the communicator, unless the call was
-/// still waiting for its turn.)
+/// between other ranks still work. (In device memory, a `Timeout` also ends the communicator, unless the call was still
+/// waiting for its turn.)
 impl Communicator {
     /// Sends a buffer to a rank. The program may reuse the buffer when the call returns.
     ///
@@ -244,7 +244,7 @@ impl Communicator {
     /// # Errors
     ///
     /// The errors common to messages. If the timeout passes while the message is arriving, the buffer may contain a
-    /// part of the message. The next receive then gets the whole message.
+    /// part of the message, and the next receive gets the whole message.
     #[doc(alias("ncclRecv", "MPI_Recv"))]
     pub fn recv<B: BufferMut + ?Sized>(&self, buffer: &mut B, from: impl Into<Envelope>) -> Result<Received> {
         let from = from.into();
@@ -318,9 +318,9 @@ impl Communicator {
         received.first().copied().ok_or_else(|| Error::argument(CALL, "no message was posted"))
     }
 
-    /// Starts a send. The buffer comes back through the [`Work`]. Any number of sends may be outstanding. The send only
-    /// reads the buffer, so several sends can share one buffer. For example, an `Arc<[T]>`, `Arc<Vec<T>>` or
-    /// `&'static [T]` can be on its way to several ranks at the same time.
+    /// Starts a send. The [`Work`] gives the buffer back. Any number of sends may be under way. A send only reads its
+    /// buffer, so several sends can share one: for example, an `Arc<[T]>`, `Arc<Vec<T>>` or `&'static [T]` can be on
+    /// its way to several ranks at the same time.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -353,7 +353,7 @@ impl Communicator {
         self.send_background(buffer, &to, Self::context)
     }
 
-    /// Starts a receive. The buffer comes back through the [`Work`], with a [`Received`] that describes the message.
+    /// Starts a receive. The [`Work`] gives the buffer back, with a [`Received`] that describes the message.
     ///
     /// # Errors
     ///

@@ -15,19 +15,19 @@ use crate::error::Result;
 
 /// # Objects as messages (feature `serde`)
 ///
-/// A value is sent and received like a buffer with [`send`](Self::send) and [`recv`](Self::recv): to one rank, from one
-/// rank or from any, with a tag, and with its own timeout if needed. Each object is one message. If two threads receive
-/// objects from one source with one tag, each gets whole objects, in no particular order.
+/// These methods send and receive values as [`send`](Self::send) and [`recv`](Self::recv) do buffers: to one rank, from
+/// one rank or any rank, with a tag, and with a timeout if needed. Each object is one message. If two threads receive
+/// objects with the same source and tag, each thread gets whole objects, in no particular order.
 ///
-/// Objects and buffers with the same source and tag form one sequence. A `recv` that meets an object, or a
-/// `recv_object` that meets a buffer, fails with `Message`, as for any other types that differ. The failed receive also
-/// consumes the message.
+/// Objects and buffers with the same source and tag form one sequence. A `recv` whose next message is an object, or a
+/// `recv_object` whose next message is a buffer, fails with `Message`, as for any other types that differ. The failed
+/// receive also consumes the message.
 ///
-/// Cost: encoding with `postcard`, a message of the encoded size, and decoding. Up to 64 KiB, the message is on its way
-/// when the send returns. Objects travel over the host backend even if there are devices. Received data is never
+/// Cost: encoding with `postcard`, a message of the encoded size, and decoding. A send of up to 64 KiB returns without
+/// waiting for its receive. Objects travel over the host backend even if there are devices. Received data is never
 /// executed.
 ///
-/// To send or receive in the background, use one of your own threads with a clone of the communicator.
+/// To send or receive objects in the background, use your own thread with a clone of the communicator.
 impl Communicator {
     /// Sends a value to a rank, which receives it with [`recv_object`](Self::recv_object).
     ///
@@ -50,7 +50,8 @@ impl Communicator {
     /// # Errors
     ///
     /// The errors common to messages, and:
-    /// - `InvalidArgument` if the value cannot be serialised. Nothing is sent then, and the receiver keeps waiting.
+    /// - `InvalidArgument` if the value cannot be serialised. Nothing is sent in this case, and the receiver keeps
+    ///   waiting.
     /// - `Message` if the object has more than 64 KiB and the receiver cannot accept the object. If the object has at
     ///   most 64 KiB, only the receiver gets an error.
     #[doc(alias("send_object_list", "MPI_Send"))]

@@ -16,17 +16,16 @@ use crate::communicator::prepare::prepared::element;
 use crate::error::{Error, Result};
 use crate::host::shm::{ShareError, Size, Storage};
 
-/// A buffer allocated by [`Communicator::alloc`]. It dereferences to a slice of `T`, and any call can take the whole
-/// slice or a part of it. The guide calls such a buffer a *window*.
+/// A buffer allocated by [`Communicator::alloc`]. It dereferences to a slice of `T`, and any call can take the slice or
+/// a part of it. The guide calls such a buffer a *window*.
 ///
-/// The buffer belongs to this rank alone, as a vector does. The buffer can be moved to other threads and can outlive
-/// its communicator. In collectives that this rank calls with the buffer, other ranks read the buffer, but never write
-/// to it.
+/// Like a vector, the buffer belongs to this rank alone. It can be moved to other threads, and can outlive its
+/// communicator. In collectives that this rank calls with the buffer, other ranks read it, but never write to it.
 ///
 /// After a failed call, a destination contains unspecified data, and a source is unchanged. Other ranks may still be
-/// reading the buffer after the failure. The other ranks do not see later writes of this rank, because the system
-/// allocates new memory for these writes, page by page. (If you gave the buffer's addresses to a device or a network
-/// card, give it the addresses again after a failed call.)
+/// reading the buffer then, but they do not see this rank's later writes, because the system allocates new memory for
+/// these writes, page by page. (If you gave the buffer's addresses to a device or a network card, give it the addresses
+/// again after a failed call.)
 pub struct SharedBuffer<T> {
     /// The first of `len` elements.
     base: NonNull<T>,
@@ -107,9 +106,9 @@ fn in_words([code, align, len]: [u64; 3]) -> String {
 const COMMON_ALIGNMENT: u64 = 4096;
 
 impl Communicator {
-    /// Allocates a buffer of `len` zeros in memory that all ranks of this host share. In collectives on the buffer, or
-    /// on parts of it, a rank can read other ranks' buffers directly. `alloc` is a collective: every rank must call it
-    /// with the same type and length, and gets its own buffer.
+    /// Allocates a buffer of `len` zeros in memory that all ranks of this host share. In collectives on such buffers,
+    /// or on parts of them, a rank can read other ranks' buffers directly. `alloc` is a collective: every rank must
+    /// call it with the same type and length, and gets its own buffer.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -124,9 +123,9 @@ impl Communicator {
     /// # Ok::<(), collectives::Error>(())
     /// ```
     ///
-    /// The buffer is ordinary memory that begins at a page boundary if the transport is `Transport::Tcp`, or if no
-    /// other rank is on this rank's host. So programs need no separate code for these two cases. If the ranks are on
-    /// several hosts, each rank shares memory only with the ranks of its own host.
+    /// If the transport is `Transport::Tcp`, or if no other rank is on this rank's host, the buffer is ordinary memory
+    /// that begins at a page boundary. So programs need no separate code for these cases. If the ranks are on several
+    /// hosts, each rank shares memory only with the ranks of its own host.
     ///
     /// **Cost.**
     /// - Memory: the bytes of every rank's buffer exist once on the host, and `alloc` allocates them before it returns.
@@ -141,11 +140,10 @@ impl Communicator {
     /// Huge pages are used if the system allows them for shared memory
     /// (`/sys/kernel/mm/transparent_hugepage/shmem_enabled` is `advise`).
     ///
-    /// A rank can drop its buffer while the other ranks keep theirs. The memory of the dropped buffer is freed
-    /// immediately. The address space is freed at the next collective of this communicator. The other ranks' buffers
-    /// remain, but collectives on the remaining buffers then copy through the communicator's own shared memory. After a
-    /// failed call, other ranks may still be reading the dropped buffer. In that case, the buffer's memory is freed
-    /// when all ranks of the host have dropped their buffers and the communicator.
+    /// A rank can drop its buffer while the other ranks keep theirs. Its memory is freed immediately, and its address
+    /// space at the next collective of this communicator. Collectives on the remaining buffers then copy through the
+    /// communicator's own shared memory. After a failed call, other ranks may still be reading the dropped buffer, so
+    /// its memory is freed only when all ranks of the host have dropped their buffers and the communicator.
     ///
     /// # Errors
     ///

@@ -18,10 +18,10 @@ use crate::error::Result;
 /// have made the call, because the ranks first compare their calls
 /// ([`Config::check_device_calls`](crate::Config::check_device_calls)).
 ///
-/// The call owns its buffers until it has ended, and gives them back through the `Work`. Any [`OwnedBuffer`] is
-/// accepted: a `Vec`, a boxed slice, an array, or, on a GPU, cudarc's `CudaSlice`. An [`OwnedSource`] is only read, so
-/// it may also be an `Arc` of such a buffer. A slice that is borrowed from a local variable is not accepted. [`Work`]
-/// says what happens to the buffers if the call fails, and if the `Work` is dropped.
+/// The call owns its buffers until it has ended, and gives them back through the `Work`. A buffer can be any
+/// [`OwnedBuffer`]: a `Vec`, a boxed slice, an array, or, on a GPU, cudarc's `CudaSlice`. A buffer that the call only
+/// reads can be any [`OwnedSource`], and so also an `Arc` of such a buffer. A slice that is borrowed from a local
+/// variable is neither. [`Work`] explains what happens to the buffers if the call fails, and if the `Work` is dropped.
 ///
 /// ```
 /// # use collectives::{Communicator, ReduceOp};
@@ -37,11 +37,11 @@ use crate::error::Result;
 ///
 /// ## Errors of background collectives
 ///
-/// These errors come from the `start_*` method itself. If it returns one of them, the call has not begun, and its
-/// buffers are freed. All other errors come through the [`Work`].
+/// The `start_*` method itself returns these errors. In this case, the call has not begun, and its buffers are freed.
+/// The [`Work`] returns all other errors.
 ///
 /// - `InvalidArgument` if the arguments are invalid on this rank.
-/// - `Unsupported` if the element type does not have the op, or in a forked child.
+/// - `Unsupported` if the op does not support the element type, or in a forked child.
 /// - `Io` if the worker thread cannot be started, or if there is no memory to prepare the call.
 ///
 /// For device buffers, also:
@@ -49,8 +49,8 @@ use crate::error::Result;
 /// - `NoDevice` if the communicator has no device backend.
 /// - `InvalidArgument` from within another call of the same communicator, such as in a custom op.
 /// - `Unsupported` if the call is captured into a graph, or if not every rank can run it.
-/// - `Mismatch`, `PeerLost`, `Timeout`, `Aborted`, `Io` and `Protocol` from the comparison of the calls. `Timeout` also
-///   if the call's turn does not come in time.
+/// - `Mismatch`, `PeerLost`, `Timeout`, `Aborted`, `Io` and `Protocol` if the comparison of the calls fails. `Timeout`
+///   also if the call's turn does not come in time.
 /// - `Poisoned` and `Closed` if the communicator has ended.
 /// - `Cuda` if the driver fails before the call is queued.
 impl Communicator {

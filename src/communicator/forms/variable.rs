@@ -7,17 +7,19 @@ use crate::error::Result;
 
 /// # Collectives with unequal counts
 ///
-/// Blocks lie side by side in rank order. Counts are in elements and may be 0.
+/// In a buffer with the blocks of all ranks, the blocks lie side by side in rank order. Counts are in elements, and may
+/// be 0.
 ///
-/// If every rank passes all counts, they must be the same on every rank. If each rank knows only some of the counts
-/// (`gather_v_into`, `scatter_v_into`, `all_to_all_v_into`), the two ends of each transfer must pass the same count.
-/// All ranks compare the counts before anything is written. If any differ, every rank gets the same `Mismatch`.
+/// In calls in which every rank passes all counts, they must be the same on every rank. In calls in which a rank knows
+/// only some of the counts (`gather_v_into`, `scatter_v_into`, `all_to_all_v_into`), the two ends of each transfer must
+/// agree on its count. All ranks compare the counts before anything is written. If any differ, every rank gets the same
+/// `Mismatch`.
 ///
 /// Errors common to all collectives with unequal counts:
 /// - The errors common to all collectives.
 /// - `InvalidArgument` if the number of counts is not the world size.
-/// - `InvalidArgument` if the sum of the counts is not the length of the buffer that has the blocks of all ranks.
-/// - `InvalidArgument` if this rank passes a separate buffer for its own block, and the length of this buffer is not this
+/// - `InvalidArgument` if the sum of the counts is not the length of the buffer with the blocks of all ranks.
+/// - `InvalidArgument` if this rank passes a separate buffer for its own block, and the buffer's length is not this
 ///   rank's count.
 impl Communicator {
     /// Gathers in place like [`all_gather`](Self::all_gather), with a count for each rank.
@@ -156,9 +158,8 @@ impl Communicator {
         self.execute(self.prepare_scatter_v(source, destination.memory_mut(), root))
     }
 
-    /// Exchanges blocks like [`all_to_all_into`](Self::all_to_all_into), with two counts for each rank. `send_counts`
-    /// lists how many elements this rank sends to each rank. `receive_counts` lists how many elements this rank
-    /// receives from each rank.
+    /// Exchanges blocks like [`all_to_all_into`](Self::all_to_all_into), with two counts for each rank: `send_counts`
+    /// lists how many elements this rank sends to each rank, and `receive_counts` how many it receives from each rank.
     ///
     /// ```
     /// # use collectives::Communicator;

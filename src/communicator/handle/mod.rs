@@ -38,33 +38,33 @@ use crate::observe::LIFE;
 
 /// One rank's handle to a set of ranks that make calls together. A rank is a process or a thread.
 ///
-/// Every rank must make the same calls in the same order. If the ranks' calls differ, the ranks get an error that names
-/// two of the calls. Blocking calls run on the calling thread. Methods with a name that begins with `start_` start
-/// *background calls*. Background collectives run in the order in which they were started, and a blocking collective
-/// waits for the background collectives that were started before it. Messages ([`send`](Self::send),
-/// [`recv`](Self::recv) …) are independent of collectives.
+/// Every rank must make the same collectives in the same order. If they differ, the ranks get an error that names two
+/// of the calls. Blocking calls run on the calling thread. Methods whose names begin with `start_` start *background
+/// calls*. Background collectives run in the order in which they were started, and a blocking collective waits for
+/// those that were started before it. Messages ([`send`](Self::send), [`recv`](Self::recv) …) do not wait for
+/// collectives.
 ///
-/// A clone is a further handle to the same communicator, for another thread or another owner. Collectives of several
-/// threads run one after the other, in the order in which they are called. The program must make sure that all ranks
-/// call their collectives in the same order. If the ranks' collectives differ, the error is a mismatch. Threads that
-/// need no common order should each use their own [`lane`](Self::lane). Messages do not wait for collectives. If a call
-/// has to wait for its turn behind another thread's call, it waits for at most its own timeout. If the timeout passes
-/// during this wait, the call has not begun, and the communicator stays usable.
+/// A clone is a further handle to the same communicator, for another thread or another owner. The collectives of
+/// several threads run one after the other, in the order in which they are called. The program must make sure that this
+/// order is the same on all ranks, or else give each thread its own [`lane`](Self::lane). If a call has to wait for its
+/// turn behind another thread's call, it waits for at most its own timeout. If the timeout passes during this wait, the
+/// call has not begun, and the communicator stays usable.
 ///
 /// If two ranks, or two threads, use two communicators in different orders, they wait for each other until a deadline
-/// passes. The error is then an [`Error::Timeout`]. This error names the call, the ranks that the call waited for, and
-/// the other calls in which this process waited at the same time. If the ranks are processes, each process gets an
-/// error that names its own call. `collperf --explain-hang` compares the calls of all processes.
+/// passes. The resulting [`Error::Timeout`] names the call, the ranks that it waited for, and the other calls in which
+/// this process waited at the same time. If the ranks are processes, each process names only its own calls.
+/// `collperf --explain-hang` compares the calls of all processes.
 ///
 /// A lost peer, a mismatch, an abort or a timeout inside a collective ends the communicator. Later calls return an
 /// error that contains the first error. [`shrink`](Self::shrink) makes a new communicator of the remaining ranks.
 ///
-/// A communicator stays alive as long as a clone exists. These objects contain a clone: a [`Device`](crate::Device), a
-/// `DataParallel` of `collectives-train`, and a closure that captures a clone. Objects that the communicator itself
-/// keeps, such as an observer in its settings, should hold an [`abort_handle`](Self::abort_handle) instead of a clone.
+/// A communicator stays alive as long as a clone exists. A [`Device`](crate::Device) and a `DataParallel` of
+/// `collectives-train` contain a clone, and so does a closure that captures one. An object that the communicator itself
+/// keeps, such as an observer in its settings, would keep the communicator alive forever. Give such an object an
+/// [`abort_handle`](Self::abort_handle) instead of a clone.
 ///
-/// When the last clone is dropped, the communicator waits a short time for background calls, notifies the peers and
-/// closes the connections. See also [`close`](Self::close).
+/// When the last clone is dropped, the communicator waits up to five seconds for background calls, notifies the peers,
+/// and closes the connections. See also [`close`](Self::close).
 #[derive(Clone)]
 pub struct Communicator {
     pub(in crate::communicator) core: Arc<Core>,
@@ -146,7 +146,7 @@ impl Communicator {
     /// # Ok::<(), collectives::Error>(())
     /// ```
     ///
-    /// Make no collectives inside `if comm.is_main()`. Only rank 0 would make them, and would wait for the other ranks.
+    /// Make no collectives inside `if comm.is_main()`: only rank 0 would make them, and would wait for the other ranks.
     #[must_use]
     pub fn is_main(&self) -> bool {
         self.rank() == 0
@@ -218,7 +218,7 @@ impl Communicator {
     /// is the size of the whole vector, or of all blocks together.
     ///
     /// Returns `None` in each of these cases:
-    /// - the caller is inside a reduction of this communicator, such as in a custom op,
+    /// - the caller is inside a reduction of this communicator, for example in a custom op,
     /// - the communicator was closed,
     /// - this process is a forked child.
     ///
@@ -246,12 +246,12 @@ impl Communicator {
     /// Returns a new handle to this communicator, with a timeout that applies only to calls through the new handle. You
     /// can use the new handle for one call, or keep it.
     ///
-    /// Calls on devices are queued, and the timeout limits the time that the device may take. The timeout counts from
-    /// the moment the call is queued, with an accuracy of a tenth of a second. If earlier calls with other timeouts are
-    /// still running when the call is queued, the timeout counts from the end of those calls, because NCCL runs a
-    /// communicator's calls in order. So the timeout of one call does not shorten or lengthen the timeout of another.
-    /// If the timeout of a call on devices passes, the communicator ends. If a call's timeout differs from the timeout
-    /// of the previous call, the call costs one additional event on each stream that is in use.
+    /// For a call on devices, the timeout limits the time that the device may take. It counts from the moment at which
+    /// the call is queued, with an accuracy of a tenth of a second. If earlier calls with other timeouts are still
+    /// running at that moment, the timeout counts from the end of those calls, because NCCL runs a communicator's calls
+    /// in order. So the timeout of one call neither shortens nor lengthens that of another. If the timeout of a call on
+    /// devices passes, the communicator ends. A call whose timeout differs from that of the previous call costs one
+    /// more event on each stream in use.
     ///
     /// The timeout also limits:
     /// - the wait for a background call, counted from the start of the background call,

@@ -9,10 +9,11 @@ use crate::observe::TraceLog;
 
 /// # The flight recorder
 ///
-/// Every communicator keeps its last calls ([`Config::flight_recorder_calls`](crate::Config::flight_recorder_calls)),
-/// with the state of each. If a call fails because a peer is missing, the records are written to a folder, if one is
-/// set ([`Config::flight_recorder_dir`](crate::Config::flight_recorder_dir)). You can also request them at any time,
-/// from any thread or by a signal ([`flight::write_records_on_sigusr1`]).
+/// Every communicator keeps records of its last calls
+/// ([`Config::flight_recorder_calls`](crate::Config::flight_recorder_calls)), with the state of each. When a call fails
+/// because of a peer, the records are written to the folder
+/// [`Config::flight_recorder_dir`](crate::Config::flight_recorder_dir), if that is set. You can also read them at any
+/// time from any thread, or have them written when the process gets a signal ([`flight::write_records_on_sigusr1`]).
 impl Communicator {
     /// Returns a handle to this communicator's records, which any thread can read.
     ///
@@ -43,13 +44,13 @@ impl Communicator {
 
 /// # Traces
 impl Communicator {
-    /// Writes the file `trace-ID-rankR.json` into a folder. The file contains the times of the calls of this
-    /// communicator and of the communicators made from it. Returns the path of the file, which Perfetto and `collperf
-    /// trace` can read. The file is written completely or not at all.
+    /// Writes the file `trace-ID-rankR.json` into a folder, with the times of the calls of this communicator and of the
+    /// communicators made from it. Returns the path of the file, which Perfetto and `collperf trace` can read. The file
+    /// is written completely or not at all.
     ///
-    /// The trace is complete if [`Config::trace`](crate::Config::trace) was set. If it was not set, the trace contains
-    /// only the records of the [flight recorder](Self::flight_recorder) for this communicator: the time at which most
-    /// calls began, and the time at which calls of more than a few microseconds ended.
+    /// If [`Config::trace`](crate::Config::trace) is on, the trace has the last 131,072 calls. If it is off, the trace
+    /// contains only the records of this communicator's [flight recorder](Self::flight_recorder): the time at which
+    /// most calls began, and the time at which calls of more than a few microseconds ended.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};

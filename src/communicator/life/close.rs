@@ -29,9 +29,9 @@ pub struct AbortHandle {
 }
 
 impl AbortHandle {
-    /// Ends the communicator. A call that is under way on this rank soon returns `Aborted`. Calls of peers that wait
-    /// for this rank also return `Aborted`. Later calls are refused. If no call is under way on this rank, the peers
-    /// are notified when this rank makes its next call or drops the communicator. Idempotent. Does nothing in a forked
+    /// Ends the communicator. A call that is under way on this rank soon returns `Aborted`, and so do calls of peers
+    /// that wait for this rank. Later calls are refused. If no call is under way on this rank, the peers learn of the
+    /// end when this rank makes its next call or drops the communicator. Does nothing after the first time, in a forked
     /// child, or after the communicator was dropped.
     pub fn abort(&self) {
         let Some(health) = self.health.upgrade().filter(|health| !health.is_foreign()) else { return };
@@ -75,7 +75,8 @@ impl Communicator {
         }
     }
 
-    /// Ends the communicator on this rank and on its peers. Does not wait for the other ranks. Idempotent.
+    /// Ends the communicator on this rank and on its peers, without waiting for them. Does nothing after the first
+    /// time.
     #[doc(alias = "ncclCommAbort")]
     pub fn abort(&self) {
         self.abort_handle().abort();
@@ -83,9 +84,9 @@ impl Communicator {
         let _ = self.core.shared.backend.with(ABORTING, HostBackend::propagate);
     }
 
-    /// Waits until every rank has called `close` and all background calls have ended, then closes the communicator for
-    /// all its clones. Later calls return [`Error::Closed`]. If other threads still wait for a message in a call, that
-    /// call also returns `Error::Closed`.
+    /// Waits until every rank has called `close` and all background calls have ended, and then closes the communicator
+    /// for all its clones. Later calls return [`Error::Closed`]. If another thread still waits in a call for a message,
+    /// that call also returns `Error::Closed`.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -100,13 +101,12 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The errors of [`Communicator::barrier`]. Even if `close` returns an error, the communicator is closed, except in
-    /// these cases:
+    /// The errors of [`Communicator::barrier`], and `Closed` if the communicator was closed before. The communicator is
+    /// closed even if `close` returns an error, except in these cases:
     /// - `close` was called from within a call of this communicator.
     /// - `close` did not get its turn within the timeout.
-    /// - CUDA graphs still contain device calls of this communicator (`InvalidArgument`: drop the graphs first).
-    ///
-    /// `Closed` if the communicator was closed before.
+    /// - CUDA graphs still contain device calls of this communicator. Drop the graphs first. (The error is
+    ///   `InvalidArgument`.)
     #[doc(alias("ncclCommFinalize", "destroy_process_group"))]
     pub fn close(&self) -> Result<()> {
         let shared = &self.core.shared;

@@ -18,19 +18,19 @@ const LANE_TAG: u64 = INTERNAL_TAG | 1 << 58;
 const MAX_BLOB_BYTES: usize = 1 << 20;
 
 impl Communicator {
-    /// Returns the lane with this number. A lane is a communicator of the same ranks, for a thread that has no common
-    /// order with other threads. The order of the lane's calls is independent of the order of other calls. A lane's
-    /// calls match only calls of the lane with the same number.
+    /// Returns the lane with this number. A lane is a communicator of the same ranks, for a thread whose calls have no
+    /// fixed order relative to other threads' calls. The calls on a lane match only calls on the lane with the same
+    /// number.
     ///
-    /// The first call with a number waits until every rank has asked for that lane, and then makes the lane. Threads
-    /// may ask for different lanes at the same time, in any order. Later calls with the same number return the same
-    /// communicator immediately. [`duplicate`](Self::duplicate) makes such a communicator too, but it is a collective.
+    /// The first call with a number waits until every rank has asked for that lane, and then makes it. Later calls with
+    /// the same number return the same communicator immediately. Threads may ask for different lanes at the same time,
+    /// in any order. [`duplicate`](Self::duplicate) makes such a communicator too, but is a collective.
     ///
     /// Use a lane only for calls on host memory. For device memory, use [`split`](Self::split) or
     /// [`duplicate`](Self::duplicate), which also split the NCCL communicator.
     ///
-    /// Cost: making a lane takes as long as a `duplicate`, and needs as much memory and as many descriptors. The
-    /// communicator keeps its lanes until it is closed or dropped.
+    /// Cost: as much time and memory, and as many descriptors, as a `duplicate`. The communicator keeps its lanes until
+    /// it is closed or dropped.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp, Result};
@@ -53,8 +53,7 @@ impl Communicator {
     ///
     /// - `Timeout` if a rank does not ask for the lane in time.
     /// - The errors of joining a job (see [`Communicator::from_env`]), and `PeerLost`.
-    /// - `InvalidArgument` if a callback asks for the lane, and the callback runs on the thread that is making this
-    ///   lane.
+    /// - `InvalidArgument` if a callback asks for the lane on the thread that is making it.
     ///
     /// If a lane could not be made, later calls with its number return the same error. This communicator stays usable.
     pub fn lane(&self, number: u32) -> Result<Self> {

@@ -15,9 +15,10 @@ const NO_COLOR: u64 = u64::MAX;
 const MOST_WORDS: usize = 400;
 
 impl Communicator {
-    /// Splits the ranks into new communicators. Ranks that pass the same colour form one communicator, in the order of
-    /// their keys. Ranks with equal keys keep the order that they have in this communicator. A rank that passes `None`
-    /// joins no new communicator. Collective: every rank of this communicator must make this call.
+    /// Splits the ranks into new communicators. Ranks that pass the same colour form one communicator, in which they
+    /// are numbered in the order of their keys. Ranks with equal keys keep the order that they have in this
+    /// communicator. A rank that passes `None` joins no new communicator. Collective: every rank of this communicator
+    /// must make this call.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -81,10 +82,9 @@ impl Communicator {
     /// of the list. Returns `Some` for each list that contains this rank, and `None` for the other lists. Collective:
     /// every rank of this communicator must make this call with the same lists.
     ///
-    /// If lists have no rank in common, their communicators are made together, at the cost of one
-    /// [`split`](Self::split). A rank may be in several lists. Lists that have a rank in common need several rounds.
-    /// Each list gets the first round in which all its ranks are still free: no earlier list of that round contains any
-    /// of them.
+    /// A rank may be in several lists. Lists without a common rank are made together in one round, at the cost of one
+    /// [`split`](Self::split). Lists with a common rank need several rounds: each list is made in the first round in
+    /// which no earlier list has a rank in common with it.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -100,8 +100,8 @@ impl Communicator {
     /// # Errors
     ///
     /// The errors of [`subgroup`](Self::subgroup). If the communicator of one list cannot be made, the ranks in that
-    /// list get the error, and get no communicators of other lists either. Ranks that are not in that list still get
-    /// their communicators.
+    /// list get the error, and no communicators of other lists. Ranks that are not in that list still get their
+    /// communicators.
     #[doc(alias = "new_subgroups_by_enumeration")]
     pub fn subgroups<L: AsRef<[usize]>>(&self, lists: &[L]) -> Result<Vec<Option<Self>>> {
         let lists: Vec<&[usize]> = lists.iter().map(AsRef::as_ref).collect();
@@ -227,9 +227,9 @@ impl Communicator {
         Start { rank, world_size: members.len(), config, listen: shared.listen, origin }
     }
 
-    /// Makes another communicator of the same ranks. The order of the new communicator's calls is independent of the
-    /// order of this communicator's calls. Collective: every rank of this communicator must make this call.
-    /// [`lane`](Self::lane) makes such a communicator too, but it is not a collective.
+    /// Makes another communicator of the same ranks. Calls on the two communicators have no common order: each matches
+    /// only calls on the same communicator. Collective: every rank of this communicator must make this call.
+    /// [`lane`](Self::lane) makes such a communicator too, but is not a collective.
     ///
     /// ```
     /// # use collectives::Communicator;

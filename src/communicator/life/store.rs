@@ -11,17 +11,17 @@ use crate::rendezvous::PrefixStore;
 
 impl Communicator {
     /// Returns a handle to the store at which the job's ranks met, for the program's own keys. All ranks of this
-    /// communicator see the same keys. No other communicator sees these keys, and they are separate from the crate's
-    /// own keys. Needs [`Config::keep_store`](crate::Config::keep_store).
+    /// communicator see the same keys, but no other communicator sees them. They are separate from the crate's own
+    /// keys. Needs [`Config::keep_store`](crate::Config::keep_store).
     ///
     /// If the store is served over TCP, each handle has its own connection, so threads that wait for each other's keys
     /// should each take their own handle. If the store is in a file, or was passed to the builder, all handles share
-    /// the store. Communicators made from this one (by splits, subgroups, duplicates and shrinks) have their own keys
-    /// in the same store. A handle may outlive its communicator.
+    /// it. Communicators made from this one (by splits, subgroups, duplicates and shrinks) have their own keys in the
+    /// same store. A handle can outlive its communicator.
     ///
-    /// The store lives as long as its server. Rank 0 of the job serves the store until rank 0 has closed or dropped all
-    /// its communicators of the job. After that, calls on the other ranks' handles do not wait: they return errors that
-    /// report the end of the server. A launcher's store ends with the launcher.
+    /// The store lives as long as its server. If rank 0 of the job serves the store, it does so until it has closed or
+    /// dropped all its communicators of the job. After that, calls on the other ranks' handles do not wait, but return
+    /// errors that report the end of the server. A launcher's store ends with the launcher.
     ///
     /// ```
     /// # use collectives::{Communicator, Config, store::Store};

@@ -16,7 +16,7 @@ pub(in crate::communicator) const INTERNAL_TAG: u64 = 1 << 63;
 pub(in crate::communicator) const BARRIER_TAG: u64 = INTERNAL_TAG | 1 << 59;
 
 /// The parameters of a message: its other end (one rank, or any rank), its tag, and how long the call may take. A plain
-/// rank number stands for an envelope with tag 0.
+/// rank number stands for an envelope with this rank and tag 0.
 ///
 /// ```
 /// # use collectives::Envelope;
@@ -39,7 +39,7 @@ impl Envelope {
         Self { peer: Some(rank), tag: 0, timeout: None }
     }
 
-    /// Accepts a message from any rank. The receive takes the first message that arrives with the envelope's tag.
+    /// Accepts a message from any rank: the receive takes the first message with the envelope's tag that arrives.
     #[doc(alias = "MPI_ANY_SOURCE")]
     pub const fn any() -> Self {
         Self { peer: None, tag: 0, timeout: None }

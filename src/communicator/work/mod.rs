@@ -25,9 +25,9 @@ use crate::host::health::forked;
 /// The handle of a background call, with the buffer that the call works on.
 ///
 /// [`Work::wait`] gives the buffer back. If the call failed, `wait` returns the error instead, and the buffer is freed.
-/// If you drop the handle, the call continues, and the buffer is freed when the call has ended. If you leak the handle,
-/// only the buffer leaks. After a failed call, a device may still use the buffer. In that case, the buffer is freed
-/// when the device's stream has reached the end of the call.
+/// If a device may still use the buffer at that time, the buffer is freed when the device's stream has reached the end
+/// of the call. If you drop the handle, the call continues, and the buffer is freed when the call has ended. If you
+/// leak the handle, only the buffer leaks.
 ///
 /// You can:
 /// - wait for the call ([`wait`](Self::wait)), or for the first of several ([`wait_any`](Self::wait_any)),
@@ -35,7 +35,7 @@ use crate::host::health::forked;
 /// - await the call with any executor,
 /// - register a callback ([`on_end`](Self::on_end)).
 ///
-/// Waiting, polling, awaiting and callbacks do not need a thread for each call.
+/// None of these needs a thread for each call.
 ///
 /// ```
 /// # use collectives::{Communicator, ReduceOp};
@@ -181,10 +181,9 @@ impl<B: Send + 'static> Work<B> {
     /// Calls `callback` once when the call has ended, even if the call failed. The callback runs on the thread that
     /// ends the call. If the call has ended already, the callback runs immediately, on this thread.
     ///
-    /// The callback should be short. The callback must not wait for a call of this communicator. If callbacks of
-    /// another communicator wait for calls of this communicator, the callback must not wait for calls of that other
-    /// communicator either. A panic in the callback is caught. A thread that waits for the call may return before the
-    /// callback has run. In a forked child the callback never runs.
+    /// The callback should be short, and must not wait for a call of this communicator. Callbacks of two communicators
+    /// must not wait for each other's calls either. A panic in the callback is caught. A thread that waits for the call
+    /// may return before the callback has run. In a forked child, the callback never runs.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -284,7 +283,7 @@ impl<B: Send + 'static> Work<B> {
     ///
     /// - The errors of the call itself. The communicator's timeout limits the call and the calls before it, so the
     ///   timeout also limits this wait.
-    /// - `InvalidArgument` inside a call of the same communicator, such as in a custom op, because the thread would
+    /// - `InvalidArgument` inside a call of the same communicator, for example in a custom op, because the thread would
     ///   wait for itself.
     /// - `Unsupported` in a forked child.
     pub fn wait(mut self) -> Result<B> {
@@ -355,9 +354,9 @@ impl<B: Send + 'static> IntoFuture for Work<B> {
     type Output = Result<B>;
     type IntoFuture = WorkFuture<B>;
 
-    /// Returns the future of the call's end, for any executor: it wakes the task and needs nothing else from it. Like
-    /// [`wait`](Work::wait), it yields `InvalidArgument` at once inside a call of the same communicator, and in a
-    /// callback on the thread that ends the call. It does not do so in a task that is polled inside its waker.
+    /// Returns a future that completes when the call ends. It works with any executor, because it only wakes its task.
+    /// Like [`wait`](Work::wait), it returns `InvalidArgument` immediately inside a call of the same communicator, and
+    /// in a callback on the thread that ends the call. It does not do so in a task that is polled inside its waker.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -385,8 +384,8 @@ impl<B: Send + 'static> IntoFuture for Work<B> {
     }
 }
 
-/// A future that completes when a background call ends; see [`Work`]. If you drop the future, the call continues, as if
-/// you had dropped the `Work`.
+/// A future that completes when a background call ends; see [`Work`]. If you drop the future, the call continues, as it
+/// does when you drop a `Work`.
 #[must_use = "await this future to get the buffer of the call, or the call's error"]
 pub struct WorkFuture<B>(Option<Work<B>>);
 
@@ -437,7 +436,7 @@ pub trait OwnedBuffer: crate::call::buffer::BufferMut + Send + 'static {}
 
 impl<B: crate::call::buffer::BufferMut + Send + 'static> OwnedBuffer for B {}
 
-/// A buffer that a background call can own, and that the call only reads. The buffer may be shared with other owners.
+/// A buffer that a background call can own and only reads. It may have other owners too.
 pub trait OwnedSource: crate::call::buffer::Buffer + Send + 'static {}
 
 impl<B: crate::call::buffer::Buffer + Send + 'static> OwnedSource for B {}

@@ -89,7 +89,7 @@ impl ScratchMemory {
                      the capture",
                     self.first.bytes
                 );
-                return Err(Error::unsupported("the first large fold or in-place exchange, during the capture of a graph", reason));
+                return Err(Error::unsupported("the first large reduction or in-place exchange during the capture of a graph", reason));
             }
             *rest = allocate(&self.gpu, self.most)?;
         }

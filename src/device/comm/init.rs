@@ -113,7 +113,11 @@ impl NcclComm {
         if let Some(wrong) = excluded.iter().find(|rank| **rank >= self.world_size() || **rank == self.rank()) {
             return Err(Error::argument(
                 "shrink",
-                format!("rank {wrong} cannot be left out by rank {} of {}", self.rank(), self.world_size()),
+                format!(
+                    "rank {wrong} cannot be left out: it is this rank ({}), or not below the world size ({})",
+                    self.rank(),
+                    self.world_size()
+                ),
             ));
         }
         if excluded.is_empty() {

@@ -11,8 +11,8 @@ use crate::call::buffer::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
 use crate::call::element::AnyElement;
 use crate::error::Result;
 
-/// A tensor as a buffer for any call. The tensor's element type is known only at run time, as for
-/// [`TypedBytes`](crate::TypedBytes). [`Tensor::as_buffer`] and similar methods make such a buffer.
+/// A tensor as a buffer for any call, made by [`Tensor::as_buffer`] and similar methods. The tensor's element type is
+/// known only at run time, as for [`TypedBytes`](crate::TypedBytes).
 #[derive(Debug)]
 pub struct TensorBuffer<P> {
     /// The tensor. It can be lent, and if this buffer may be written, it can be lent for writing.
@@ -61,19 +61,19 @@ impl Tensor {
     ///
     /// # Errors
     ///
-    /// The errors of [`Tensor::as_buffer_mut`]. After an error, the tensor has been returned to its library.
+    /// The errors of [`Tensor::as_buffer_mut`]. If there is an error, the tensor is returned to its library.
     pub fn into_buffer(self) -> Result<TensorBuffer<Self>> {
         self.writable()?;
         self.can_be_lent()?;
         Ok(TensorBuffer { tensor: self })
     }
 
-    /// Turns the tensor into a source for any number of background calls. Calls only read the tensor. The tensor is
-    /// returned to its library when the last call has ended.
+    /// Turns the tensor into a source for any number of background calls, which only read it. The tensor is returned to
+    /// its library when the last call has ended.
     ///
     /// # Errors
     ///
-    /// The errors of [`Tensor::as_buffer`]. After an error, the tensor has been returned to its library.
+    /// The errors of [`Tensor::as_buffer`]. If there is an error, the tensor is returned to its library.
     pub fn into_source(self) -> Result<TensorBuffer<Arc<Self>>> {
         self.can_be_lent()?;
         Ok(TensorBuffer { tensor: Arc::new(self) })

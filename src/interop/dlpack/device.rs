@@ -14,7 +14,7 @@ use crate::call::element::Element;
 use crate::error::Result;
 use crate::interop::{AsDevicePtr, AsDevicePtrMut, AsStream, ForeignBuffer};
 
-/// The elements of a GPU tensor, for calls that only read them. This type is a source for a [`ForeignBuffer`]; see
+/// The elements of a GPU tensor, for calls that only read them. A [`ForeignBuffer`] can be made from this type; see
 /// [`Tensor::on_device`].
 pub struct DeviceTensor<'a, T> {
     tensor: &'a Tensor,
@@ -22,7 +22,7 @@ pub struct DeviceTensor<'a, T> {
     elements: PhantomData<&'a [T]>,
 }
 
-/// The elements of a GPU tensor, for calls that may write them. This type is a source for a [`ForeignBuffer`]; see
+/// The elements of a GPU tensor, for calls that may write them. A [`ForeignBuffer`] can be made from this type; see
 /// [`Tensor::on_device_mut`].
 pub struct DeviceTensorMut<'a, T> {
     tensor: &'a mut Tensor,
@@ -49,8 +49,8 @@ impl Place {
 }
 
 impl Tensor {
-    /// Sets the stream that orders the uses of a tensor on a GPU (or in managed memory). Afterwards the tensor can be a
-    /// buffer for calls ([`Tensor::as_buffer`], [`Tensor::as_buffer_mut`] and so on). `context` must be
+    /// Sets the stream that orders the uses of a tensor on a GPU (or in managed memory). After that, the tensor can be
+    /// a buffer for calls ([`Tensor::as_buffer`], [`Tensor::as_buffer_mut`] and so on). `context` must be
     /// [`Device::context`](crate::Device::context) of the communicator. Does nothing for a tensor in host memory, so
     /// that the same code works for both locations.
     ///
@@ -102,9 +102,9 @@ impl Tensor {
     /// # Safety
     ///
     /// - The tensor's library must have ordered its own work on the tensor before all work that is queued on `stream`
-    ///   from now on. In Python, `__dlpack__(stream=…)` establishes this order.
-    /// - If the library uses the memory again, after a call or after the deleter, that use must come after all work
-    ///   that was queued on `stream` until then. To ensure this, pass the stream that the library itself works on.
+    ///   after this call. In Python, `__dlpack__(stream=…)` establishes this order.
+    /// - If the library uses the memory again, after a call or after the deleter has run, that use must come after all
+    ///   work that was queued on `stream` before it. To ensure this, pass the stream that the library itself works on.
     /// - The memory must be initialised. Truth values must be 0 or 1.
     pub unsafe fn on_device<'a, T: Element, S: AsStream + ?Sized>(&'a self, stream: &'a S) -> Result<DeviceTensor<'a, T>> {
         let at = Place::of::<T>(self, stream)?;

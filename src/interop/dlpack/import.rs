@@ -17,8 +17,8 @@ enum Managed {
 
 /// A tensor that another library lends until this value is dropped.
 ///
-/// The tensor has been checked: this crate has its element type, and its elements are aligned, contiguous, and in
-/// row-major order.
+/// The import has checked that this crate supports the element type, and that the elements are aligned, contiguous, and
+/// in row-major order.
 pub struct Tensor {
     managed: Managed,
     /// The `data` pointer from the tensor's library; slices are made from it.
@@ -53,8 +53,8 @@ impl Tensor {
     ///
     /// # Safety
     ///
-    /// `managed` must be null, or point to a tensor that obeys dlpack.h and that no other code takes. Until the value
-    /// is dropped:
+    /// `managed` must be null, or point to a tensor that conforms to dlpack.h and that no other code takes. Until the
+    /// returned value is dropped:
     ///
     /// - The tensor's memory must stay valid.
     /// - No other code may write to the memory, or read data that is written through this value.

@@ -1,9 +1,9 @@
-//! Tensors that libraries exchange within a process, in the form that DLPack defines. They are imported and exported in
-//! the structures from before 1.0 ([`DLManagedTensor`]) and those of 1.x ([`DLManagedTensorVersioned`]).
+//! Tensors that libraries exchange within a process, in the form that DLPack defines. This crate imports and exports
+//! the structure of DLPack 1.x ([`DLManagedTensorVersioned`]) and the older structure ([`DLManagedTensor`]).
 //!
-//! An imported tensor is a [`Tensor`]. It is a buffer for any call, whatever its type ([`Tensor::as_buffer_mut`]). If
-//! you know the type, you also get slices of host memory and views of GPU memory. You can export any buffer that can
-//! be owned: [`export()`] and [`export_legacy`].
+//! An imported tensor is a [`Tensor`]. It can be a buffer for any call, whatever its element type
+//! ([`Tensor::as_buffer_mut`]). If you know the element type, you can also get a slice of host memory or a view of GPU
+//! memory. [`export()`] and [`export_legacy`] export any buffer that can be owned.
 //!
 //! ```
 //! use collectives::{Communicator, ReduceOp, interop::dlpack};
@@ -49,7 +49,7 @@ pub const VERSION: DLPackVersion = DLPackVersion { major: 1, minor: 1 };
 
 /// Marks a tensor that may not be written.
 pub const DLPACK_FLAG_READ_ONLY: u64 = 1;
-/// Marks a tensor that its producer copied, and that only the consumer uses.
+/// Marks a tensor that is a copy made by its producer, and that only the consumer uses.
 pub const DLPACK_FLAG_IS_COPIED: u64 = 1 << 1;
 
 /// Ordinary memory (`kDLCPU`).
@@ -77,7 +77,7 @@ pub struct DLPackVersion {
 pub struct DLDevice {
     /// A `DLDeviceType`.
     pub device_type: i32,
-    /// The device's number among those of that type.
+    /// The device's number among the devices of that type.
     pub device_id: i32,
 }
 

@@ -28,15 +28,15 @@ const CLOSED: &[u8] = b"cleanup/";
 
 /// A store in a file that all ranks can reach, in the format of PyTorch's `FileStore`.
 ///
-/// The file is a log. Every change is appended under a lock (`flock`), so the file system must support that. Waiting
-/// is polling, with pauses of up to 20 ms.
+/// The file is a log, to which every change is appended under a lock (`flock`). So the file system must support such
+/// locks. A wait polls the file, with pauses of up to 20 ms.
 ///
 /// If a world size is given, the file is removed when the last of that many stores is dropped. A run that crashes
 /// leaves its file behind. Remove this file before the next run with the same path, or use a new path for each run.
 ///
-/// There are no queues: they need a [`TcpStore`](crate::store::TcpStore) or a
-/// [`MemoryStore`](crate::store::MemoryStore). [`num_keys`](Store::num_keys) also counts the keys by which the store
-/// knows when to remove the file. Clones count as one store.
+/// There are no queues. For queues, use a [`TcpStore`](crate::store::TcpStore) or a
+/// [`MemoryStore`](crate::store::MemoryStore). [`num_keys`](Store::num_keys) also counts keys of the store itself,
+/// which show when to remove the file. Clones count as one store.
 ///
 /// # Examples
 ///
@@ -80,8 +80,8 @@ impl FileStore {
     ///
     /// # Errors
     ///
-    /// - [`Error::Config`]: an earlier run left the file behind: more than `world_size` stores have been opened on it,
-    ///   or some of them have been closed.
+    /// - [`Error::Config`]: an earlier run left the file behind. The sign of this is that more than `world_size` stores
+    ///   have been opened on it, or that some of them have been closed.
     /// - [`Error::Protocol`]: the file is not a store.
     /// - [`Error::Io`], [`Error::Timeout`]: the file cannot be opened or locked.
     pub fn open(path: impl Into<PathBuf>, world_size: Option<usize>, timeout: Duration) -> Result<Self> {
@@ -94,8 +94,8 @@ impl FileStore {
             let closed = own_counter(&log, CLOSED, &path)?;
             if closed > 0 || usize::try_from(opened).is_ok_and(|opened| opened > size) {
                 let reason = format!(
-                    "an earlier run left this file behind (with this process, {opened} have it open in a world of {size}, and {closed} \
-                     have closed it); remove it, or use a new path for each run"
+                    "an earlier run left this file behind ({opened} of at most {size} stores have been opened on it, and {closed} \
+                     of them have been closed); remove it, or use a new path for each run"
                 );
                 return Err(Error::config(format!("store file {path:?}"), reason));
             }

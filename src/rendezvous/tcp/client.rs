@@ -15,15 +15,16 @@ use crate::rendezvous::limits::{MESSAGE_BYTES, check_key, check_keys, check_pair
 use crate::rendezvous::protocol::{Expect, READY, Reply, STOP_WAITING, WAIT_CANCELED, encode, encode_keys, query};
 use crate::rendezvous::store::{self, Store};
 
-/// A client of a [`TcpStoreServer`](crate::store::TcpStoreServer) or of PyTorch's `TCPStore`. PyTorch serves most calls
-/// from version 2.6 on, queues from 2.8 on, and [`list_keys`](Store::list_keys) and [`barrier`](Store::barrier) from
-/// 2.15 on. An older server closes the connection on a call that it does not know.
+/// A client of a [`TcpStoreServer`](crate::store::TcpStoreServer) or of PyTorch's `TCPStore`. PyTorch's server supports
+/// most calls from version 2.6 on, queues from 2.8 on, and [`list_keys`](Store::list_keys) and
+/// [`barrier`](Store::barrier) from 2.15 on. An older server closes the connection when it gets a call that it does not
+/// know.
 ///
 /// On the wire, every key gets a slash as its prefix, as in PyTorch.
 ///
-/// One handle is one connection, and a connection carries one request at a time. While a thread waits in
-/// [`get`](Store::get), [`wait`](Store::wait) or a similar call, other threads that use the same handle wait for that
-/// call to end. A thread that waits for a key that another thread sets needs its own handle.
+/// One handle is one connection, which carries one request at a time. While a thread waits in [`get`](Store::get),
+/// [`wait`](Store::wait) or a similar call, other threads that use the same handle wait for the end of that call. So
+/// two threads need a handle each if one waits for a key that the other sets.
 ///
 /// A lost connection is not restored: every later call fails with [`Error::Io`].
 pub struct TcpStore {
@@ -72,10 +73,9 @@ enum Parked {
 }
 
 impl TcpStore {
-    /// Connects to the server on `host`, and retries until `timeout` has passed. `host` is a name or an address. Write
-    /// an IPv6 address without brackets. The handle is in an `Arc`, because
-    /// [`Builder::with_store`](crate::Builder::with_store) and [`PrefixStore`](crate::store::PrefixStore) take an
-    /// `Arc`.
+    /// Connects to the server on `host`, and retries until `timeout` has passed. `host` is a name or an address; write
+    /// an IPv6 address without brackets. Returns an `Arc`, as [`Builder::with_store`](crate::Builder::with_store) and
+    /// [`PrefixStore`](crate::store::PrefixStore) need.
     ///
     /// The same `timeout` limits later calls that take no timeout, such as [`set`](Store::set).
     ///
@@ -88,7 +88,7 @@ impl TcpStore {
         Self::open(host, port, timeout, None).map(Arc::new)
     }
 
-    /// Connects like [`connect`](Self::connect). Both ends then prove to each other that they know `secret`. PyTorch's
+    /// Connects like [`connect`](Self::connect), but both ends prove to each other that they know `secret`. PyTorch's
     /// servers do not support such a proof.
     ///
     /// # Errors
@@ -134,9 +134,9 @@ impl TcpStore {
         self.local
     }
 
-    /// Counts this process among the workers, as PyTorch does. A Python rank that serves the store waits for all
-    /// workers before it continues, unless it was started with `wait_for_workers=False`. Call this once in each
-    /// process of a job that includes Python ranks. Communicators call it themselves.
+    /// Counts this process among the store's workers, as PyTorch does. A Python rank that serves the store waits for
+    /// all workers before it continues, unless it was started with `wait_for_workers=False`. In a job that includes
+    /// Python ranks, call this once in each process. A communicator calls it by itself.
     ///
     /// # Errors
     ///

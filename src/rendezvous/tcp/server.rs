@@ -21,21 +21,21 @@ use crate::error::{Error, Result};
 
 /// A server for [`TcpStore`](crate::store::TcpStore) and PyTorch's `TCPStore`, on one thread of this process.
 ///
-/// The server listens on exactly the given address. It listens on all interfaces only if that address is an unspecified
-/// one, such as `0.0.0.0`. PyTorch's protocol has no authentication: a peer that can reach the address can read and
-/// write every key. So use an address of a trusted network or of the loopback interface. Or require clients to prove
-/// that they know a secret ([`bind_with_secret`](Self::bind_with_secret)). PyTorch's clients do not support such a
-/// proof.
+/// The server listens on exactly the given address, and on all interfaces only if that is the unspecified address, such
+/// as `0.0.0.0`. PyTorch's protocol has no authentication: a peer that can reach the address can read and write every
+/// key. So use an address of a trusted network or of the loopback interface, or require clients to prove that they know
+/// a secret ([`bind_with_secret`](Self::bind_with_secret)). PyTorch's clients do not support such a proof.
 ///
 /// The server disconnects a client that sends invalid data or exceeds a limit. Other clients are not affected. The
 /// limits are 8 KiB per key, 8 MiB per value, 64 MiB per request, and 1 GiB of keys and values in all.
 ///
-/// Each client costs one file descriptor. With thousands of ranks, raise the limit on open files (`ulimit -n`). The
+/// Each client costs one file descriptor, so raise the limit on open files (`ulimit -n`) for thousands of ranks. The
 /// cost of a request does not depend on the number of clients.
 ///
 /// When the server is dropped, it keeps serving until its last client has disconnected, so that no client loses an
-/// answer. The server keeps serving for at most 5 s, or for at most the time that you passed to
-/// [`bind_with_linger`](Self::bind_with_linger). Before you drop the server, drop the stores of the same process.
+/// answer. It does so for at most 5 s, or the time that you passed to [`bind_with_linger`](Self::bind_with_linger).
+/// Before you drop the server, drop the same process's stores that are connected to it, because the server waits for
+/// them too.
 ///
 /// # Examples
 ///
@@ -64,7 +64,7 @@ pub struct TcpStoreServer {
 }
 
 impl TcpStoreServer {
-    /// Starts a server. `address` can resolve to several addresses. The server listens on the first of them that
+    /// Starts a server. If `address` resolves to several addresses, the server listens on the first of them that
     /// belongs to this host. If the port is 0, the system chooses a port.
     ///
     /// # Errors
@@ -75,8 +75,8 @@ impl TcpStoreServer {
         Self::open(address, None)
     }
 
-    /// Starts a server like [`bind`](Self::bind). The server serves only clients that prove that they know `secret`;
-    /// see [`TcpStore::connect_with_secret`](crate::store::TcpStore::connect_with_secret).
+    /// Starts a server like [`bind`](Self::bind), which serves only clients that prove that they know `secret`; see
+    /// [`TcpStore::connect_with_secret`](crate::store::TcpStore::connect_with_secret).
     ///
     /// # Errors
     ///
@@ -91,7 +91,7 @@ impl TcpStoreServer {
     }
 
     /// Starts a server like [`bind`](Self::bind). When this server is dropped, it waits up to `linger` for its clients
-    /// to leave.
+    /// to disconnect.
     ///
     /// # Errors
     ///
@@ -136,8 +136,8 @@ impl TcpStoreServer {
         Arc::clone(&self.lack)
     }
 
-    /// Returns the number of requests that the server has served so far, greetings included. Starting a communicator of
-    /// `n` ranks takes about 22 `n` requests.
+    /// Returns the number of requests that the server has served so far, greetings included. The start of a
+    /// communicator of `n` ranks takes about 22 `n` requests.
     #[must_use]
     pub fn requests_served(&self) -> u64 {
         self.served.load(Ordering::Relaxed)

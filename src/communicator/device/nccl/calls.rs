@@ -81,9 +81,9 @@ impl NcclCommunicator {
 /// # Typed collectives
 ///
 /// These calls take device buffers: cudarc's slices and views, [`NcclBuffer`](crate::nccl::NcclBuffer),
-/// [`RawDeviceSlice`](crate::interop::RawDeviceSlice), and memory of other crates. A call is queued on `stream` and
-/// returns. On the stream, the call waits for earlier uses of its buffers on other streams. Later uses of a buffer, and
-/// its freeing, wait for the call. You need no synchronization of your own. Ops and types are the same as for a
+/// [`RawDeviceSlice`](crate::interop::RawDeviceSlice), and memory of other crates. A method queues its call on `stream`
+/// and returns. On the stream, the call waits for earlier uses of its buffers on other streams. Later uses of a buffer,
+/// and its freeing, wait for the call, so you need no synchronization of your own. Ops and types are the same as for a
 /// [`Communicator`](crate::Communicator), including custom ones.
 ///
 /// All ranks must make the same calls in the same order. Before anything is queued, the ranks compare the op, the
@@ -93,7 +93,7 @@ impl NcclCommunicator {
 ///
 /// The comparison costs one all-gather of 64 B over NCCL, and a wait on the host until all ranks have made the call and
 /// their devices have finished the communicator's earlier calls.
-/// [`CheckDeviceCalls::unchecked_after`](crate::nccl::CheckDeviceCalls::unchecked_after) avoids this cost: with it you
+/// [`CheckDeviceCalls::unchecked_after`](crate::nccl::CheckDeviceCalls::unchecked_after) avoids this cost, if you
 /// promise that all ranks make the same calls with the same settings. A call that is not compared is like a raw call,
 /// except that it is ordered relative to other uses of its buffers. A compared call cannot be captured into a graph; an
 /// uncompared call or a raw call can.
@@ -101,15 +101,15 @@ impl NcclCommunicator {
 /// Threads that share the communicator compare and queue their calls one after the other.
 ///
 /// Errors common to all typed collectives:
-/// - `InvalidArgument` for wrong arguments, host memory, and memory or a stream of another device. Nothing has
-///   happened then.
+/// - `InvalidArgument` for wrong arguments, host memory, and memory or a stream of another device. Nothing was queued
+///   in this case.
 /// - `Unsupported` for an op that the type does not have, and for a compared call in a capture.
 /// - `Mismatch` if the ranks' calls differ.
 /// - `Timeout` if ranks do not make the call. A timeout ends the communicator.
 /// - `Nccl`, `Cuda`.
 /// - `Poisoned` after an earlier error that ended the communicator.
 impl NcclCommunicator {
-    /// Reduces the buffers of all ranks element by element, in place: every rank ends with the same result.
+    /// Reduces the buffers of all ranks element by element, in place. Every rank gets the same result.
     ///
     /// ```no_run
     /// # use collectives::{ReduceOp, nccl::NcclCommunicator};
@@ -262,8 +262,8 @@ impl NcclCommunicator {
         self.collective((Collective::Broadcast, Some(root)), source, Some(destination.memory_mut()), None, stream)
     }
 
-    /// Gathers every rank's block on every rank, in place. In a rank's buffer, the rank's own block begins at the
-    /// element with the index `rank × length / world size`.
+    /// Gathers every rank's block on every rank, in place. In each buffer, a rank's own block begins at the element
+    /// with the index `rank × length / world size`.
     ///
     /// ```no_run
     /// # use collectives::nccl::NcclCommunicator;
@@ -306,8 +306,8 @@ impl NcclCommunicator {
         self.collective((Collective::AllGather, None), source, destination, None, stream)
     }
 
-    /// Reduces the buffers of all ranks, and writes each rank's own block of the result into that rank's buffer.
-    /// Afterwards, the other blocks of the buffer have unspecified contents.
+    /// Reduces the buffers of all ranks, and writes each rank's own block of the result into that rank's buffer. The
+    /// buffer's other blocks then have unspecified contents.
     ///
     /// ```no_run
     /// # use collectives::{ReduceOp, nccl::NcclCommunicator};

@@ -28,8 +28,8 @@ use crate::error::{Error, Peer, Result};
 pub(super) const HOST_MEMORY: &str =
     "is in host memory, but an NcclCommunicator works only on device memory; for host memory, use a Communicator";
 
-/// A group of messages; see the example at [`NcclCommunicator::group`]. The buffers of these messages are borrowed
-/// until the group has been queued.
+/// A group of messages; see the example at [`NcclCommunicator::group`]. The messages' buffers are borrowed until the
+/// group has been queued.
 pub struct NcclGroup<'buffers, 'comm> {
     comm: &'comm NcclCommunicator,
     batch: Batch<'buffers>,
@@ -77,16 +77,16 @@ impl<'buffers> NcclGroup<'buffers, '_> {
 
 /// # Typed messages
 ///
-/// Before either end queues its part, the two ends compare the element type, the length, and which messages are queued
-/// together. So `send` and `recv` return only once the other end has made its call. Two ranks that send to each other
-/// must each put these messages into one [`group`](Self::group). If something differs, the communicator ends on both
-/// ranks, as soon as each has received the other's values, or after 2 s at the latest.
+/// Before either end queues its part, the two ends compare the element type, the length, and the list of messages that
+/// are queued together. So `send` and `recv` return only once the other end has made its call. Two ranks that send to
+/// each other must each put these messages into one [`group`](Self::group). If something differs, the communicator ends
+/// on both ranks, as soon as each has received the other's values, or after 2 s at the latest.
 ///
-/// For each pair of ranks, the comparison costs an exchange of 64 B over NCCL, and both ranks wait for it. Messages
-/// that are not compared cost nothing extra
-/// ([`CheckDeviceCalls::unchecked_after`](crate::nccl::CheckDeviceCalls::unchecked_after)).
+/// For each pair of ranks, the comparison costs an exchange of 64 B over NCCL, for which both ranks wait. Messages that
+/// are not compared ([`CheckDeviceCalls::unchecked_after`](crate::nccl::CheckDeviceCalls::unchecked_after)) do not have
+/// this cost.
 ///
-/// Threads that share the communicator must send and receive in the same order as the other ends.
+/// Even if several threads share the communicator, they must send and receive in the same order as the other ends.
 impl NcclCommunicator {
     /// Queues a send of a whole device buffer to another rank. The other rank must receive into a buffer of the same
     /// length and element type.

@@ -52,9 +52,9 @@ impl NcclCommunicator {
         device::unique_id(self.backend().comm().library()).map(UniqueId::from_nccl)
     }
 
-    /// Makes a larger communicator. The ranks of this communicator are part of the larger one and keep their numbers.
-    /// The new ranks call [`join`](Self::join). The rank that made the id passes the id. The other ranks of this
-    /// communicator pass `None`. Collective: every rank of this communicator must make this call.
+    /// Makes a larger communicator, in which the ranks of this communicator keep their numbers. The new ranks call
+    /// [`join`](Self::join). The rank that made the id passes it, and the other ranks of this communicator pass `None`.
+    /// Collective: every rank of this communicator must make this call.
     ///
     /// # Errors
     ///

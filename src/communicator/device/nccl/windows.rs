@@ -54,8 +54,8 @@ impl NcclCommunicator {
     /// Needs NCCL 2.27.3 or later.
     ///
     /// The memory must come from [`NcclCommunicator::allocate`] or the driver's `cuMemCreate`, because NCCL passes a
-    /// handle of this memory to the other ranks. A `CudaSlice` does not work, because its memory comes from a pool. The
-    /// ranks first compare their buffers over NCCL, so that every rank gets an error if the buffer of one rank is not
+    /// handle of it to the other ranks. A `CudaSlice` does not work, because its memory comes from a pool. The ranks
+    /// first compare their buffers over NCCL, so that every rank gets an error if the buffer of one rank is not
     /// suitable. After such an error, the communicator stays usable, and the buffers are dropped.
     ///
     /// # Errors
@@ -70,7 +70,7 @@ impl NcclCommunicator {
     ///
     /// # Safety
     ///
-    /// NCCL finds the other ranks' windows from this rank's own window. So all ranks must open their windows in the
+    /// NCCL derives the other ranks' windows from this rank's own window, so all ranks must open their windows in the
     /// same order. In each later call, either all ranks must use the windows that they opened together, or no rank may
     /// use a window.
     #[doc(alias = "ncclCommWindowRegister")]

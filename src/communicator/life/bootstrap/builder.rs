@@ -25,8 +25,8 @@ use crate::error::{Error, Peer, Result};
 use crate::observe::LIFE;
 use crate::rendezvous::{self, JobStore, MemoryStore, PrefixStore, Rendezvous, Store};
 
-/// The settings for a communicator that is not made yet. Each setting except the request for a device is a field of
-/// [`Config`]. See [`Communicator::builder`].
+/// Makes communicators with settings of your choice. Each setting, except the request for a device, is a field of
+/// [`Config`]. [`Communicator::builder`] returns a builder.
 ///
 /// ```
 /// # use collectives::{Communicator, Transport};
@@ -58,8 +58,8 @@ impl Communicator {
         Builder::default()
     }
 
-    /// Joins the job that environment variables describe: the variables of torchrun, collrun, Slurm, Open MPI, PMI or a
-    /// Kubernetes indexed job. Waits until every rank has joined.
+    /// Joins the job that a launcher's environment variables describe. The launcher can be torchrun, collrun, Slurm,
+    /// Open MPI, a launcher with PMI, or a Kubernetes indexed job. Waits until every rank has joined.
     ///
     /// ```no_run
     /// # use collectives::Communicator;
@@ -70,8 +70,8 @@ impl Communicator {
     /// # }
     /// ```
     ///
-    /// If `COLLECTIVES_JOIN` is set, for example to `10.0.0.1:40123`, this process joins a running job instead, like
-    /// [`join`](Self::join).
+    /// If `COLLECTIVES_JOIN` is set, for example to `10.0.0.1:40123`, this process joins the running job at this
+    /// address instead, like [`join`](Self::join).
     ///
     /// # Errors
     ///
@@ -121,7 +121,7 @@ impl Communicator {
     /// # Errors
     ///
     /// - `InvalidArgument` for a world size of 0.
-    /// - `Config` for a world size above 1,048,576, and if variables are malformed.
+    /// - `Config` for a world size above 1,048,576, or if variables are malformed.
     /// - Errors of the operating system.
     #[doc(alias = "ncclCommInitAll")]
     pub fn local(world_size: usize) -> Result<Vec<Self>> {
@@ -140,8 +140,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// The error of the lowest rank that failed for a reason other than a lost peer. If every failed rank lost a peer,
-    /// the error of the lowest failed rank. A rank that panics is reported as lost.
+    /// The error of the lowest rank that failed for a reason other than a lost peer. If there is no such rank, the
+    /// error of the lowest rank that failed. A rank that panics is reported as lost.
     pub fn run_local<R: Send>(world_size: usize, program: impl Fn(&Communicator) -> Result<R> + Sync) -> Result<Vec<R>> {
         Self::builder().run_local(world_size, program)
     }
@@ -154,8 +154,7 @@ impl Builder {
         self
     }
 
-    /// Changes some settings: `change` gets the current settings. In a new builder, the current settings are the
-    /// defaults.
+    /// Changes some settings: `change` gets the builder's current settings, which are at first the defaults.
     ///
     /// ```
     /// # use collectives::{Communicator, Transport};
@@ -175,16 +174,15 @@ impl Builder {
 
     /// Gives the communicator a device backend if there is a GPU for every rank. Otherwise the communicator has no
     /// device backend, and [`Communicator::why_no_device`] returns the reason. All ranks must make the same request:
-    /// all of them call `device`, all of them call [`require_device`](Self::require_device), or none of them calls
-    /// either.
+    /// all call `device`, all call [`require_device`](Self::require_device), or none calls either.
     #[cfg(feature = "cuda")]
     pub fn device(mut self, choice: DeviceChoice) -> Self {
         self.device = Some(DeviceRequest { choice, required: false });
         self
     }
 
-    /// Requires a device backend. `choice` selects the GPU, as for [`device`](Self::device). If there can be no device
-    /// backend, no communicator is made: every rank gets `NoDevice`, with the reason.
+    /// Requires a device backend. `choice` selects the GPU, as for [`device`](Self::device). If no device backend can
+    /// be made, no communicator is made either: every rank gets `NoDevice`, with the reason.
     #[cfg(feature = "cuda")]
     pub fn require_device(mut self, choice: DeviceChoice) -> Self {
         self.device = Some(DeviceRequest { choice, required: true });
@@ -225,11 +223,12 @@ impl Builder {
         comm
     }
 
-    /// Joins a job over a store that all ranks share. Each store can serve only one communicator. For each further
-    /// communicator, put a [`PrefixStore`] with a new prefix over the store.
+    /// Joins a job over a store that all ranks share. A store can serve only one communicator. For each further
+    /// communicator, wrap the store in a [`PrefixStore`] with a new prefix.
     ///
     /// If the ranks are on several hosts, set [`Config::listen_address`] to an address at which peers reach this rank.
-    /// A store does not provide such an address, so without this setting the rank listens on the loopback interface.
+    /// Without this setting, the rank listens on the loopback interface, because a store does not provide such an
+    /// address.
     ///
     /// # Errors
     ///

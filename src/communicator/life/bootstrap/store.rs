@@ -60,7 +60,7 @@ impl StoreExchange {
         let exchange = Self { store, rank, world_size, round: 0, watch };
         let me = format!("host {}, pid {}", host_name(), std::process::id());
         if world_size == 0 || world_size > MAX_WORLD {
-            return Err(Error::config(format!("world size {world_size}"), format!("a world has 1 to {MAX_WORLD} ranks")));
+            return Err(Error::config(format!("world size {world_size}"), format!("a job has 1 to {MAX_WORLD} ranks")));
         }
         if rank >= world_size {
             return Err(

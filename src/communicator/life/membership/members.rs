@@ -24,21 +24,22 @@ use crate::host::health::forked;
 use crate::rendezvous::Store;
 
 impl Communicator {
-    /// Lets the processes join that wait in [`join`](Self::join), and returns the communicator of all. This
-    /// communicator's ranks keep their numbers, and newcomers follow. Collective: every rank of this communicator must
-    /// make this call. If no process waits, returns this communicator, at the cost of one all-gather of 8 B.
+    /// Admits the processes that wait in [`join`](Self::join), and returns a new communicator of this communicator's
+    /// ranks and these newcomers. The old ranks keep their numbers, and the newcomers' numbers follow. Collective:
+    /// every rank of this communicator must make this call. If no process waits, returns this communicator, at the cost
+    /// of one all-gather of 8 B.
     ///
-    /// If an error has ended this communicator, or a rank is lost meanwhile, `admit` first leaves out the lost ranks,
-    /// like [`shrink`](Self::shrink).
+    /// If an error has ended this communicator, or a rank is lost during this call, `admit` first leaves out the lost
+    /// ranks, like [`shrink`](Self::shrink).
     ///
-    /// A newcomer that dies is left out at once. A newcomer that is stopped delays this call once: by at most 2 s or, if
-    /// it is stopped while the ranks connect, by at most 30 s and 20 ms for each rank. If the ranks cannot connect with
-    /// a newcomer, the newcomer waits for the next call, and is refused after three attempts.
+    /// A newcomer whose process has ended is left out at once. A newcomer whose process is stopped delays only one
+    /// call: by at most 2 s, or, if it stops while the ranks connect, by at most 30 s plus 20 ms for each rank. If the
+    /// ranks cannot connect with a newcomer, it waits for the next call, and is refused after three attempts.
     ///
-    /// After newcomers were admitted, shrink or admit over the new communicator: a `shrink` of this one returns
-    /// `LeftBehind`. The new communicator is a job of its own, named "world", whose
-    /// [`world_ranks`](Self::world_ranks) count from 0. It has this communicator's settings and, if this one has a
-    /// device backend, a device backend.
+    /// Once newcomers have been admitted, call `shrink` and `admit` on the new communicator, because a `shrink` of this
+    /// one returns `LeftBehind`. The new communicator is a job of its own, with the name "world" and with
+    /// [`world_ranks`](Self::world_ranks) that count from 0. It has the same settings as this communicator, and a
+    /// device backend if this one has a device backend.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -76,12 +77,12 @@ impl Communicator {
         Admission::new(self.clone()).run().map(Membership::from)
     }
 
-    /// Returns this rank's address for [`join`](Self::join). From the first call, this rank serves requests there, on a
-    /// thread of its own. Local: no other rank takes part.
+    /// Returns this rank's address for [`join`](Self::join). From the first call on, this rank serves requests there on
+    /// a separate thread. No other rank takes part in this call.
     ///
     /// # Errors
     ///
-    /// `Unsupported` if this rank could not listen when the job began; errors of the operating system.
+    /// `Unsupported` if this rank could not listen when the job began, and errors of the operating system.
     pub fn join_address(&self) -> Result<SocketAddr> {
         let recovery = &self.core.shared.recovery;
         recovery.listeners.host("join_address", SERVICE)?;
@@ -90,8 +91,9 @@ impl Communicator {
             .ok_or_else(|| Error::unsupported("join_address", "this rank has no port to which others could connect"))
     }
 
-    /// Returns how many processes wait at this rank's [`join_address`](Self::join_address) to be admitted. Processes
-    /// may wait at other ranks too. Local, at the cost of a few requests to this rank's own store.
+    /// Returns how many processes wait at this rank's [`join_address`](Self::join_address) to be admitted. More
+    /// processes may wait at other ranks. No other rank takes part in this call. Cost: a few requests to this rank's
+    /// own store.
     ///
     /// # Errors
     ///

@@ -54,7 +54,7 @@ use admission::Admitted;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Membership {
-    /// The communicator of members and newcomers. If there were no newcomers, it is the members' communicator.
+    /// The communicator of old ranks and newcomers. If there were no newcomers, this is the old communicator.
     pub communicator: Communicator,
     /// The ranks of the newcomers in [`communicator`](Self::communicator). Empty if there were none. If a rank was lost
     /// just after an admission, ranks that are already there can be in this range once more.

@@ -23,12 +23,13 @@ use crate::observe::LIFE;
 use crate::rendezvous::{PrefixStore, Store, TcpStore};
 
 impl Communicator {
-    /// Joins a running job: waits at the [`join_address`](Self::join_address) of one or more of its ranks until the
-    /// ranks [`admit`](Self::admit) this process. If a rank does not answer, the next address is tried, again and again
-    /// until the timeout ([`Config::timeout`](crate::Config::timeout)).
+    /// Joins a running job. Waits at the [`join_address`](Self::join_address) of one of its ranks until the ranks
+    /// [`admit`](Self::admit) this process. If there is no answer at an address, this call tries the next one, and
+    /// after the last the first again, until the timeout has passed ([`Config::timeout`](crate::Config::timeout)).
     ///
-    /// The result is the same as the members': the new communicator, in which this process has one of the last ranks,
-    /// and the ranks of all newcomers. Their state is the program's own: for example, rank 0 broadcasts it.
+    /// Returns what [`admit`](Self::admit) returns on the other ranks: the new communicator, in which this process has
+    /// one of the highest ranks, and the ranks of all newcomers. The program itself must pass its state on to the
+    /// newcomers: for example, rank 0 can broadcast it.
     ///
     /// ```no_run
     /// # use collectives::Communicator;
@@ -40,7 +41,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// - `InvalidArgument` if there is no address, or if a name has none.
+    /// - `InvalidArgument` if there is no address, or if a name cannot be resolved.
     /// - `Timeout` if the ranks do not admit this process in time.
     /// - `Conflict` if the job refuses this process, for example because its settings differ.
     /// - `Unauthorized` if this process does not know the job's secret.
@@ -73,7 +74,7 @@ impl Builder {
         let addresses = addresses.to_socket_addrs().map_err(|error| Error::argument("join", format!("the addresses: {error}")))?;
         let addresses: Vec<SocketAddr> = addresses.collect();
         if addresses.is_empty() {
-            return Err(Error::argument("join", "no address of a member"));
+            return Err(Error::argument("join", "there is no address; pass at least one rank's join_address"));
         }
         let deadline = Deadline::after(self.config.timeout);
         join(&Joining(self), &addresses, &deadline).map(Membership::from)

@@ -63,20 +63,20 @@ use crate::rendezvous::Store;
 use protocol::{Given, GroupSetup, Shrinking, Shrunk, World};
 
 impl Communicator {
-    /// Makes a new communicator of the remaining ranks, in their old order and numbered from 0 without gaps. Call
+    /// Makes a new communicator of the remaining ranks, in their old order, and numbered from 0 without gaps. Call
     /// `shrink` after a lost peer, a timeout or an abort has ended this communicator. Every remaining rank must call
     /// it. If this communicator has not ended yet, `shrink` ends it. Peers that are inside a call then get `Aborted`,
     /// and should also call `shrink`.
     ///
-    /// Ranks whose process is gone, and ranks that had closed this communicator, are left out at once. `shrink` waits
-    /// one second for a rank whose lateness ended this communicator, and half the [`timeout`](Self::timeout) for any
-    /// other rank. A rank that dies during this wait is left out too. If ranks cannot be reached at all, for example
-    /// because a network is cut, only the larger part of the ranks continues. Of two equal halves, the half with the
-    /// lowest rank continues. `shrink` needs neither rank 0 nor the store at which the job met.
+    /// `shrink` immediately leaves out ranks whose process has ended, and ranks that have closed this communicator. It
+    /// waits one second for a rank whose lateness ended this communicator, and half the [`timeout`](Self::timeout) for
+    /// any other rank. A rank whose process ends during this wait is left out too. If the ranks are cut off from each
+    /// other, for example by a broken network, only the larger part of the ranks continues. Of two equal halves, the
+    /// half with the lowest rank continues. `shrink` needs neither rank 0 nor the store at which the job met.
     ///
-    /// The new communicator has the same settings and, if this one had a device backend, a device backend on the same
-    /// GPU. Buffers from [`alloc`](Self::alloc) still belong to this communicator. Each rank makes about ten store
-    /// requests, and then starts as at the beginning of a job.
+    /// The new communicator has the same settings, and a device backend on the same GPU if this one had a device
+    /// backend. Buffers from [`alloc`](Self::alloc) still belong to this communicator. Cost: about ten requests to a
+    /// store by each rank, and then as much as the start of a job.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
