@@ -676,6 +676,8 @@ pub(crate) mod backend {
 pub(crate) mod shrink {
     use std::time::Duration;
 
+    /// The number of ranks that one rank probes at the same time.
+    pub(crate) const AT_ONCE: usize = 32;
     /// One wait at the leader's store before other recovery listeners are checked.
     pub(crate) const SLICE: Duration = Duration::from_millis(50);
     /// Time between two rounds of probing while no rank leads.

@@ -8,6 +8,7 @@ mod common;
 mod held_up_store;
 mod kills;
 mod membership;
+mod membership_on_hosts;
 mod network;
 mod processes;
 mod resources;

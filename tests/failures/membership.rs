@@ -5,63 +5,85 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::process::Child;
+use std::time::{Duration, Instant};
 
-use collectives::{Communicator, Error, Membership, ReduceOp, Result};
+use collectives::{Builder, Communicator, Error, ReduceOp, Result};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::common::random::Random;
-use crate::common::ranks::{Wiring, is_rank_of, spawn_rank};
+use crate::common::ranks::{Wiring, free_port, is_rank_of, spawn_rank};
 use crate::processes::Ranks;
 
 /// The variable with the addresses at which a process joins. Processes without it begin the job.
-const ADDRESSES: &str = "COLLECTIVES_TEST_JOIN";
+pub(crate) const ADDRESSES: &str = "COLLECTIVES_TEST_JOIN";
 
-/// Runs one process, whose number is in `RANK`. It works, admits, and prints who the members are when that changes.
+/// Runs one process, whose number is in `RANK`. It works, admits, and prints who the members are when that changes. It
+/// ends when the others have left it behind.
 fn rank_of_a_job_that_changes(wiring: Wiring) {
     let id: u64 = std::env::var("RANK").unwrap().parse().unwrap();
-    let builder = wiring.builder(id as usize);
-    let mut comm = match std::env::var(ADDRESSES) {
+    let builder = || wiring.builder(id as usize);
+    let mut known = Known::default();
+    let comm = begin_or_join(builder());
+    work_until_left_behind(comm, id, &mut known, None);
+}
+
+/// Begins the job or joins it, as the variables say.
+pub(crate) fn begin_or_join(builder: Builder) -> Communicator {
+    match std::env::var(ADDRESSES) {
         Ok(addresses) => {
             println!("@asks");
             let addresses: Vec<SocketAddr> = addresses.split(',').map(|address| address.parse().unwrap()).collect();
             builder.join(&addresses[..]).unwrap().communicator
         }
         Err(_) => builder.from_env().unwrap(),
-    };
+    }
+}
+
+/// The members of the last communicator, and their addresses.
+#[derive(Default)]
+pub(crate) struct Known {
+    members: Vec<u64>,
+    pub(crate) addresses: Vec<SocketAddr>,
+}
+
+/// Works and admits until the others have left this process behind. If `limit` is given, calls of the work may not take
+/// longer, and a late rank counts as lost.
+pub(crate) fn work_until_left_behind(mut comm: Communicator, id: u64, known: &mut Known, limit: Option<Duration>) {
     println!("@address {}", comm.join_address().unwrap());
-    let mut known = Vec::new();
     loop {
-        let error = match work_and_admit(&comm, id, &mut known) {
-            Ok(membership) => {
-                comm = membership.communicator;
-                continue;
-            }
-            Err(error) => error,
-        };
-        let admitted = match error {
-            error if error.is_peer_lost() || matches!(error, Error::Aborted { .. }) => comm.admit(),
-            error => Err(error),
+        let working = limit.map_or_else(|| comm.clone(), |limit| comm.with_timeout(limit));
+        let worked = work(&working, id, known);
+        let admitted = match worked {
+            Ok(()) => comm.admit(),
+            Err(error) if error.is_peer_lost() || matches!(error, Error::Aborted { .. }) => comm.admit(),
+            Err(error) if error.is_timeout() && limit.is_some() => comm.admit(),
+            Err(error) => Err(error),
         };
         match admitted {
             Ok(membership) => comm = membership.communicator,
-            Err(Error::LeftBehind { .. }) => {
-                println!("@left behind");
+            Err(error) if error.is_peer_lost() || matches!(error, Error::Aborted { .. }) => {}
+            Err(error @ Error::LeftBehind { .. }) => {
+                println!("{error}\n@left behind");
                 return;
             }
-            Err(error) => panic!("{error}"),
+            Err(error) => {
+                println!("{error}");
+                panic!("{error}");
+            }
         }
     }
 }
 
-/// Makes some calls, checks each result, and admits who waits.
-fn work_and_admit(comm: &Communicator, id: u64, known: &mut Vec<u64>) -> Result<Membership> {
+/// Makes some calls, and checks each result.
+fn work(comm: &Communicator, id: u64, known: &mut Known) -> Result<()> {
     let mut members = vec![0_u64; comm.world_size()];
     comm.all_gather_into(&id, &mut members)?;
     assert_eq!(members[comm.rank()], id);
-    if members != *known {
+    if members != known.members {
+        known.addresses = addresses(comm)?;
+        known.members.clone_from(&members);
         println!("@members {members:?}");
-        known.clone_from(&members);
     }
     for round in 0_u64..4 {
         let mut x = vec![id + round; if round == 3 { 50_000 } else { 3 }];
@@ -69,40 +91,67 @@ fn work_and_admit(comm: &Communicator, id: u64, known: &mut Vec<u64>) -> Result<
         let sum: u64 = members.iter().map(|id| id + round).sum();
         assert!(x.iter().all(|x| *x == sum), "{id} of {members:?} in round {round}: {} is not {sum}", x[0]);
     }
-    comm.admit()
+    Ok(())
 }
 
+/// Exchanges the addresses at which processes can join.
+fn addresses(comm: &Communicator) -> Result<Vec<SocketAddr>> {
+    let mut mine = [b' '; 64];
+    let text = comm.join_address()?.to_string();
+    mine[..text.len()].copy_from_slice(text.as_bytes());
+    let mut all = vec![0; 64 * comm.world_size()];
+    comm.all_gather_into(&mine, &mut all)?;
+    Ok(all.chunks(64).map(|bytes| std::str::from_utf8(bytes).unwrap().trim().parse().unwrap()).collect())
+}
+
+/// Starts the process with this number, which joins at the addresses that are given.
+type Spawn<'a> = Box<dyn Fn(usize, Option<String>) -> Child + 'a>;
+
 /// The processes of a job that changes, and what they have printed last.
-struct Job {
+pub(crate) struct Job<'a> {
     name: &'static str,
-    ranks: Ranks,
+    pub(crate) ranks: Ranks,
+    spawn: Spawn<'a>,
     /// The processes that live, with their last list of members. It is empty for those that are not admitted yet.
-    living: BTreeMap<usize, String>,
+    pub(crate) living: BTreeMap<usize, String>,
     addresses: BTreeMap<usize, String>,
 }
 
-impl Job {
-    /// Starts a job, and waits until it works.
+impl Job<'static> {
+    /// Starts a job on this host, and waits until it works.
     fn start(name: &'static str, world_size: usize) -> Self {
+        let port = free_port();
+        let spawn = move |id, addresses: Option<String>| {
+            let variables: Vec<_> = addresses.map(|addresses| (ADDRESSES, addresses)).into_iter().collect();
+            spawn_rank(name, id, world_size, port, &variables)
+        };
+        Self::start_with(name, world_size, Box::new(spawn))
+    }
+}
+
+impl<'a> Job<'a> {
+    /// Starts a job with a function that starts its processes, and waits until it works.
+    pub(crate) fn start_with(name: &'static str, world_size: usize, spawn: Spawn<'a>) -> Self {
         let living = (0..world_size).map(|rank| (rank, String::new())).collect();
-        let mut job = Self { name, ranks: Ranks::spawn(name, world_size), living, addresses: BTreeMap::new() };
+        let ranks = Ranks::of((0..world_size).map(|rank| spawn(rank, None)).collect());
+        let mut job = Self { name, ranks, spawn, living, addresses: BTreeMap::new() };
         job.settle("it has begun");
         job
     }
 
     /// Starts a process that joins at the address of a member, or of the others if that member is gone. Returns when the
     /// process is about to ask.
-    fn add_at(&mut self, member: usize) -> usize {
+    pub(crate) fn add_at(&mut self, member: usize) -> usize {
         let id = self.ranks.children.len();
         let others = self.addresses.iter().filter(|(rank, _)| **rank != member).map(|(_, address)| address);
         let addresses: Vec<&str> = std::iter::once(&self.addresses[&member]).chain(others).map(String::as_str).collect();
-        self.ranks.add(spawn_rank(self.name, id, 1, 1, &[(ADDRESSES, addresses.join(","))]));
+        self.ranks.add((self.spawn)(id, Some(addresses.join(","))));
         self.living.insert(id, String::new());
         while self.next("the newcomer asks") != (id, "asks".to_owned()) {}
         id
     }
 
-    fn kill(&mut self, rank: usize) {
+    pub(crate) fn kill(&mut self, rank: usize) {
         self.ranks.children[rank].kill().unwrap();
         self.living.remove(&rank);
         self.addresses.remove(&rank);
@@ -113,7 +162,7 @@ impl Job {
     }
 
     /// Takes the next line of any process.
-    fn next(&mut self, what: &str) -> (usize, String) {
+    pub(crate) fn next(&mut self, what: &str) -> (usize, String) {
         let (rank, line) = self.ranks.next(what);
         if !self.living.contains_key(&rank) {
             return (rank, line);
@@ -130,7 +179,7 @@ impl Job {
     }
 
     /// Waits until all processes that live, except `outside`, are one communicator. Returns its members in order.
-    fn settle_without(&mut self, outside: &[usize], what: &str) -> Vec<usize> {
+    pub(crate) fn settle_without(&mut self, outside: &[usize], what: &str) -> Vec<usize> {
         loop {
             let inside: Vec<usize> = self.living.keys().copied().filter(|rank| !outside.contains(rank)).collect();
             let lists: Vec<&String> = inside.iter().map(|rank| &self.living[rank]).collect();
@@ -146,7 +195,7 @@ impl Job {
         }
     }
 
-    fn settle(&mut self, what: &str) -> Vec<usize> {
+    pub(crate) fn settle(&mut self, what: &str) -> Vec<usize> {
         self.settle_without(&[], what)
     }
 
@@ -257,7 +306,7 @@ fn random_changes(name: &'static str, wiring: Wiring) {
 }
 
 /// Lets ranks come and go at one process, and compares what it holds before and after.
-fn nothing_is_left_behind(job: &mut Job, seed: u64) {
+fn nothing_is_left_behind(job: &mut Job<'_>, seed: u64) {
     let members = job.settle("the job works after all changes");
     members[1..].iter().for_each(|member| job.kill(*member));
     let mut counts = Vec::new();

@@ -215,7 +215,8 @@ impl Members for Communicator {
     }
 
     fn meet(&self, limit: Duration) -> Result<()> {
-        self.with_timeout(limit).barrier()
+        // A barrier that is late can leave the communicator usable.
+        self.with_timeout(limit).barrier().inspect_err(|_| self.abort())
     }
 
     fn shrink(&self, first_newcomer: Option<usize>) -> Result<Shrunk<Self>> {

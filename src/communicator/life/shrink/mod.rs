@@ -48,6 +48,7 @@ use std::time::Duration;
 #[cfg(feature = "cuda")]
 use crate::base::deadline::Deadline;
 use crate::base::tuning::recovery::SERVICE;
+use crate::base::tuning::shrink::AT_ONCE;
 use crate::communicator::Communicator;
 #[cfg(feature = "cuda")]
 use crate::communicator::device::{DeviceChoice, DeviceRequest};
@@ -201,6 +202,22 @@ impl World for Communicator {
 
     fn probe(&self, rank: usize) -> Probe {
         self.core.shared.recovery.probe(rank)
+    }
+
+    fn probe_all(&self, ranks: &[usize]) -> Vec<Probe> {
+        let mut probes = Vec::with_capacity(ranks.len());
+        for some in ranks.chunks(AT_ONCE) {
+            std::thread::scope(|scope| {
+                let probe = |rank: usize| move || self.probe(rank);
+                let threads: Vec<_> = some[1..].iter().map(|rank| std::thread::Builder::new().spawn_scoped(scope, probe(*rank))).collect();
+                probes.push(self.probe(some[0]));
+                for (rank, thread) in some[1..].iter().zip(threads) {
+                    // Without a thread, this one probes.
+                    probes.push(thread.ok().and_then(|thread| thread.join().ok()).unwrap_or_else(|| self.probe(*rank)));
+                }
+            });
+        }
+        probes
     }
 
     fn visit(&self, rank: usize) -> Option<Arc<dyn Store>> {

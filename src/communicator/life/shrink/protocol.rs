@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::status::{Status, list, parse, status_key};
 use crate::base::deadline::Deadline;
-use crate::base::tuning::recovery::ANSWER;
+use crate::base::tuning::recovery::{ANSWER, PROBE};
 use crate::base::tuning::shrink::{GRACE, LONG, LONGEST_PAUSE, LOOK_FURTHER, LOOKS, PAUSE, SLICE};
 use crate::communicator::life::bootstrap::call_off;
 use crate::communicator::recovery::Probe;
@@ -31,6 +31,11 @@ pub(in crate::communicator::life) trait World {
 
     /// Finds out whether a rank's process lives.
     fn probe(&self, rank: usize) -> Probe;
+
+    /// Finds out whether the processes of these ranks live. Ranks that do not answer need not hold up others.
+    fn probe_all(&self, ranks: &[usize]) -> Vec<Probe> {
+        ranks.iter().map(|rank| self.probe(*rank)).collect()
+    }
 
     /// Returns the store behind a rank's recovery listener; `None` if the listener is closed or cannot be reached.
     fn visit(&self, rank: usize) -> Option<Arc<dyn Store>>;
@@ -88,13 +93,24 @@ pub(in crate::communicator::life) struct Shrinking<'a, W> {
     given: Given,
     /// Ranks whose process is gone.
     gone: BTreeSet<usize>,
+    /// Ranks that did not answer the last probe.
+    silent: BTreeSet<usize>,
     /// Whether a rank continues in the communicator that an admission made.
     has_grown: Cell<bool>,
 }
 
 impl<'a, W: World> Shrinking<'a, W> {
     pub(in crate::communicator::life) fn new(world: &'a W, me: usize, prefix: String, limit: Duration, given: Given) -> Self {
-        Self { world, me, prefix, deadline: Deadline::after(limit), given, gone: BTreeSet::new(), has_grown: Cell::new(false) }
+        Self {
+            world,
+            me,
+            prefix,
+            deadline: Deadline::after(limit),
+            given,
+            gone: BTreeSet::new(),
+            silent: BTreeSet::new(),
+            has_grown: Cell::new(false),
+        }
     }
 
     /// Runs rounds until this rank is a member of a new communicator, or cannot become one.
@@ -143,6 +159,11 @@ impl<'a, W: World> Shrinking<'a, W> {
     /// Whether this rank has waited long enough for other ranks: for half of its timeout.
     fn is_impatient(&self) -> bool {
         self.deadline.elapsed() >= self.deadline.remaining()
+    }
+
+    /// Whether only as much time is left as the connection of a new communicator may need.
+    fn is_late(&self) -> bool {
+        self.deadline.remaining() < self.deadline.limit() / 4
     }
 
     /// Returns the time that has passed since `moment`. `moment` is a time since the beginning of the shrink.
@@ -195,12 +216,17 @@ impl<'a, W: World> Shrinking<'a, W> {
         store.set(&status_key(&self.prefix), status.to_string().as_bytes())
     }
 
-    /// Finds out whether a rank's process is gone.
-    fn is_gone(&mut self, rank: usize) -> bool {
-        if !self.gone.contains(&rank) && self.world.probe(rank) == Probe::Gone {
-            self.gone.insert(rank);
+    /// Returns those of these ranks whose process is not known to be gone.
+    fn not_gone(&mut self, ranks: impl Iterator<Item = usize>) -> Vec<usize> {
+        let asked: Vec<usize> = ranks.filter(|rank| !self.gone.contains(rank)).collect();
+        for (rank, probe) in asked.iter().zip(self.world.probe_all(&asked)) {
+            match probe {
+                Probe::Gone => drop(self.gone.insert(*rank)),
+                Probe::Alive => drop(self.silent.remove(rank)),
+                Probe::NoAnswer => drop(self.silent.insert(*rank)),
+            }
         }
-        self.gone.contains(&rank)
+        asked.into_iter().filter(|rank| !self.gone.contains(rank)).collect()
     }
 
     /// Returns the lowest rank that leads. Returns this rank if no lower rank leads and this rank need not wait for a
@@ -212,7 +238,7 @@ impl<'a, W: World> Shrinking<'a, W> {
         let (began, mut pause, mut given_up) = (self.deadline.elapsed(), PAUSE, None::<Duration>);
         let limit = self.deadline.limit();
         loop {
-            let lower: Vec<usize> = (0..self.me).filter(|rank| !self.is_gone(*rank)).collect();
+            let lower = self.not_gone(0..self.me);
             let awaited: Vec<usize> =
                 lower.iter().copied().filter(|rank| !self.given.doubts.contains(rank) && !self.given.left.contains(rank)).collect();
             let looks_at_all = awaited.is_empty() || self.since(began) >= LOOK_FURTHER;
@@ -228,11 +254,19 @@ impl<'a, W: World> Shrinking<'a, W> {
             if self.deadline.has_passed() {
                 return None;
             }
-            // One rank after another: the next rank may have given up the same one, and be about to lead.
-            if self.is_impatient() && given_up.is_none_or(|since| self.since(since) >= LONG.min(limit / 8)) {
-                self.given.doubts.insert(awaited[0]);
-                (given_up, pause) = (Some(self.deadline.elapsed()), PAUSE);
-                continue;
+            if self.is_impatient() {
+                // A rank that does not answer cannot lead this one.
+                let silent: Vec<usize> = awaited.iter().copied().filter(|rank| self.silent.contains(rank)).collect();
+                if !silent.is_empty() {
+                    self.given.doubts.extend(silent);
+                    continue;
+                }
+                // One rank after another: the next rank may have given up the same one, and be about to lead.
+                if given_up.is_none_or(|since| self.since(since) >= LONG.min(limit / 8)) {
+                    self.given.doubts.insert(awaited[0]);
+                    (given_up, pause) = (Some(self.deadline.elapsed()), PAUSE);
+                    continue;
+                }
             }
             self.world.pause(pause.min(self.deadline.remaining()));
             pause = (pause * 2).min(LONGEST_PAUSE).min(limit / 32);
@@ -325,14 +359,12 @@ impl<'a, W: World> Shrinking<'a, W> {
         let mut elsewhere = began;
         loop {
             self.admit(round, store, &mut joined)?;
-            let present: Vec<usize> = (0..self.world.peers().len())
-                .filter(|rank| !joined.contains(rank) && !self.given.left.contains(rank) && !self.is_gone(*rank))
-                .collect();
+            let absent = (0..self.world.peers().len()).filter(|rank| !joined.contains(rank) && !self.given.left.contains(rank));
+            let present = self.not_gone(absent.collect::<Vec<_>>().into_iter());
             if present.iter().any(|rank| *rank < self.me && self.leading(*rank).is_some()) {
                 return Ok(None);
             }
-            let has_waited = self.since(began) >= GRACE;
-            if present.is_empty() || has_waited && (self.is_impatient() || present.iter().all(|rank| self.given.doubts.contains(rank))) {
+            if present.is_empty() || self.has_waited_enough(began, &present, &joined) {
                 self.say(store, &Status::Claim(round))?;
                 // If this has taken long, ranks that had joined may have continued with others.
                 let all: Vec<usize> = (0..self.world.peers().len()).filter(|rank| *rank != self.me && !self.gone.contains(rank)).collect();
@@ -350,6 +382,17 @@ impl<'a, W: World> Shrinking<'a, W> {
             let keys: Vec<String> = present.iter().map(|rank| self.join_key(round, *rank)).collect();
             let _ = store.wait(&keys.iter().map(String::as_str).collect::<Vec<_>>(), SLICE);
         }
+    }
+
+    /// Whether a leader need not wait any longer for ranks that have not joined.
+    fn has_waited_enough(&self, began: Duration, present: &[usize], joined: &BTreeSet<usize>) -> bool {
+        let silent: Vec<usize> = present.iter().copied().filter(|rank| self.silent.contains(rank)).collect();
+        // Before they join, others look for leaders among the same silent ranks.
+        let grace = GRACE + (2 * (PROBE + ANSWER) * silent.len() as u32).min(self.deadline.limit() / 8);
+        let has_waited = self.since(began) >= grace;
+        // Without those that only hints call late, the ranks here may be too few to continue.
+        let needs_more = silent.len() < present.len() && are_few(&silent, joined) && !self.is_late();
+        has_waited && !needs_more && (self.is_impatient() || present.iter().all(|rank| self.given.doubts.contains(rank)))
     }
 
     /// Accepts the ranks that have joined since.
@@ -395,10 +438,9 @@ impl<'a, W: World> Shrinking<'a, W> {
 
     /// Returns an error if unreachable ranks may continue by themselves, and the ranks here are not the larger part.
     fn refuse_to_be_few(&self, present: &[usize], joined: &BTreeSet<usize>) -> Result<()> {
-        let silent: Vec<usize> = present.iter().copied().filter(|rank| self.world.probe(*rank) == Probe::NoAnswer).collect();
-        let all = joined.len() + silent.len();
-        let has_lowest = silent.iter().all(|rank| joined.first().is_some_and(|first| first < rank));
-        if silent.is_empty() || 2 * joined.len() > all || 2 * joined.len() == all && has_lowest {
+        let probes = self.world.probe_all(present);
+        let silent: Vec<usize> = present.iter().zip(probes).filter(|(_, probe)| *probe == Probe::NoAnswer).map(|(rank, _)| *rank).collect();
+        if !are_few(&silent, joined) {
             return Ok(());
         }
         let reason =
@@ -469,4 +511,12 @@ impl<'a, W: World> Shrinking<'a, W> {
         }
         Ok(held_up)
     }
+}
+
+/// Whether these ranks must not continue, since ranks that do not answer may continue without them. Of two equal parts, the
+/// part with the lowest rank continues.
+fn are_few(silent: &[usize], joined: &BTreeSet<usize>) -> bool {
+    let all = joined.len() + silent.len();
+    let has_lowest = silent.iter().all(|rank| joined.first().is_some_and(|first| first < rank));
+    !(silent.is_empty() || 2 * joined.len() > all || 2 * joined.len() == all && has_lowest)
 }

@@ -39,7 +39,7 @@ fn some_ranks(random: &mut Random, count: usize, but: usize, once_in: usize) -> 
 fn draw(random: &mut Random, trouble: Trouble) -> Scenario {
     let count = 2 + random.below(4);
     let limit = Duration::from_millis(4000 + random.below(16_000) as u64);
-    let wrongly = if trouble.sleeps { 4 } else { usize::MAX };
+    let wrongly = if trouble.sleeps || trouble.partitions { 4 } else { usize::MAX };
     let mut ranks: Vec<Plan> = (0..count).map(|me| Plan { doubts: some_ranks(random, count, me, wrongly), ..Plan::default() }).collect();
     for plan in &mut ranks {
         plan.begins = random.time(Duration::from_millis(if trouble.sleeps { 400 } else { 5 }));
@@ -101,6 +101,12 @@ fn complaint(scenario: &Scenario, trouble: Trouble, report: &Report) -> Option<S
     if let Some((rank, _, Err(error))) = through().find(|(_, _, result)| result.as_ref().is_err_and(strange)) {
         return Some(format!("rank {rank} failed: {error}"));
     }
+    // A rank of the larger part that others doubted may be left behind.
+    if let Some(larger) = larger_part(scenario, trouble)
+        && !formed.iter().any(|(rank, _)| larger.contains(rank))
+    {
+        return Some(format!("none of ranks {larger:?} went on"));
+    }
     // Each living rank goes on with the others. A death in the middle of a barrier may leave some behind, but never
     // all.
     let calm = !trouble.sleeps && !trouble.partitions;
@@ -110,6 +116,20 @@ fn complaint(scenario: &Scenario, trouble: Trouble, report: &Report) -> Option<S
         return Some("not everyone who lives went on".to_owned());
     }
     None
+}
+
+/// Returns the ranks of which some must go on if a cut is the only trouble, and lasts from the beginning to the end.
+fn larger_part(scenario: &Scenario, trouble: Trouble) -> Option<Vec<usize>> {
+    let Partition { from, until, side } = scenario.cut?;
+    let all = 0..scenario.ranks.len();
+    // With little time, probes of the ranks that do not answer take all of it.
+    let is_short = scenario.limit < Duration::from_secs(15);
+    if trouble.deaths || trouble.sleeps || from > Duration::ZERO || until < Duration::MAX || is_short {
+        return None;
+    }
+    let (here, there): (Vec<usize>, Vec<usize>) = all.partition(|rank| side >> rank & 1 == side & 1);
+    // The first part has rank 0.
+    Some(if here.len() >= there.len() { here } else { there })
 }
 
 /// Runs scenarios of this kind.
@@ -180,6 +200,11 @@ fn sleepers_and_late_comers_do_not_split() {
 #[test]
 fn the_cut_off_do_not_split() {
     explore("cuts", Trouble { deaths: true, sleeps: false, partitions: true });
+}
+
+#[test]
+fn the_larger_part_goes_on_whatever_its_ranks_doubted() {
+    explore("lasting cuts", Trouble { deaths: false, sleeps: false, partitions: true });
 }
 
 /// Makes ranks that begin together. Each falls asleep after a given number of requests to the world.

@@ -1,0 +1,136 @@
+//! Jobs on two hosts whose ranks come and go: processes and hosts that are killed, cut off, and come back. Needs root and
+//! `ip`. Without them, the tests print a line and count as skipped.
+
+use std::process::Child;
+use std::time::Duration;
+
+use collectives::{Builder, Communicator, Config, Secret, Transport};
+
+use crate::common::hosts::{Hosts, skip};
+use crate::common::ranks::{is_rank_of, patience};
+use crate::membership::{ADDRESSES, Job, Known, begin_or_join, work_until_left_behind};
+
+/// How long a call of the work may take.
+const CALL: Duration = Duration::from_secs(2);
+
+/// The host of each process.
+const PLACES: [usize; 8] = [0, 0, 0, 1, 1, 1, 0, 1];
+
+/// The transports between the ranks.
+#[derive(Debug, Clone, Copy)]
+enum Links {
+    /// Shared memory in a host, TCP between hosts.
+    Auto,
+    Tcp,
+    #[cfg(feature = "encryption")]
+    Encrypted,
+}
+
+impl Links {
+    fn builder(self) -> Builder {
+        let mut config = Config::default();
+        config.timeout = patience(20);
+        match self {
+            Self::Auto => {}
+            Self::Tcp => config.transport = Transport::Tcp,
+            #[cfg(feature = "encryption")]
+            Self::Encrypted => {
+                config.secret = Some(Secret::new("the secret of a job on two hosts").unwrap());
+                config.encrypt = true;
+            }
+        }
+        Communicator::builder().config(config)
+    }
+}
+
+/// Runs one process. If the others leave it behind, it joins them again.
+fn rank_that_comes_back(links: Links) {
+    let id: u64 = std::env::var("RANK").unwrap().parse().unwrap();
+    let mut comm = begin_or_join(links.builder());
+    let mut known = Known::default();
+    loop {
+        work_until_left_behind(comm, id, &mut known, Some(CALL));
+        comm = links.builder().configure(|config| config.timeout = patience(60)).join(&known.addresses[..]).unwrap().communicator;
+        comm.set_timeout(patience(20));
+    }
+}
+
+/// Starts a process on its host.
+fn spawn(hosts: &Hosts, net: u8, name: &str, id: usize, addresses: Option<String>) -> Child {
+    let mut command = hosts.command(PLACES[id], std::env::current_exe().unwrap().to_str().unwrap());
+    command.args([name, "--exact", "--nocapture", "--test-threads=1"]);
+    command.env("COLLECTIVES_TEST_CHILD", name).env("RANK", id.to_string()).env("WORLD_SIZE", "5");
+    command.env("MASTER_ADDR", format!("10.99.{net}.1")).env("MASTER_PORT", "29513");
+    // All hosts have the same name and boot id here.
+    command.env("COLLECTIVES_HOST_IDENTITY", format!("host {}", PLACES[id]));
+    if let Some(addresses) = addresses {
+        command.env(ADDRESSES, addresses);
+    }
+    command.spawn().unwrap()
+}
+
+/// Lets processes and a whole host come, go, and come back.
+fn ranks_on_hosts_come_and_go(name: &'static str, net: u8, links: Links) {
+    if is_rank_of(name) {
+        return rank_that_comes_back(links);
+    }
+    let hosts = match Hosts::up(net, 2) {
+        Ok(hosts) => hosts,
+        Err(why) => skip!("network namespaces cannot be made: {why}"),
+    };
+    let mut job = Job::start_with(name, 5, Box::new(|id, addresses| spawn(&hosts, net, name, id, addresses)));
+    job.add_at(1);
+    assert_eq!(job.settle("one has joined from the other host"), [0, 1, 2, 3, 4, 5]);
+    job.kill(0);
+    assert_eq!(job.settle("the others continue without the first"), [1, 2, 3, 4, 5]);
+    // Some are gone, and some are new.
+    job.kill(2);
+    job.add_at(4);
+    assert_eq!(job.settle("one is replaced on another host"), [1, 3, 4, 5, 6]);
+    two_halves_meet_again(&mut job, &hosts);
+    for process in [3, 4, 5] {
+        job.kill(process);
+    }
+    // They had joined in any order.
+    let others = job.settle("the others continue without a host");
+    assert!(others == [1, 6] || others == [6, 1], "{others:?}");
+    job.add_at(6);
+    assert_eq!(job.settle("the host is back"), [others[0], others[1], 7]);
+}
+
+/// Cuts the two hosts apart. Host 1 has three of the five processes, so these continue. The others come back as newcomers
+/// after the network is restored.
+fn two_halves_meet_again(job: &mut Job<'_>, hosts: &Hosts) {
+    hosts.cut(1);
+    let mut left_behind = Vec::new();
+    while left_behind.len() < 2 || job.living.iter().any(|(_, members)| members != "[3, 4, 5]") {
+        let (process, line) = job.next("the larger part continues and the smaller one is left behind");
+        if line == "left behind" {
+            left_behind.push(process);
+        }
+    }
+    left_behind.sort_unstable();
+    assert_eq!(left_behind, [1, 6]);
+    hosts.heal(1);
+    for process in left_behind {
+        job.living.insert(process, String::new());
+    }
+    let members = job.settle("both parts are one job again");
+    assert!(members.starts_with(&[3, 4, 5]), "{members:?}");
+}
+
+#[test]
+fn ranks_on_two_hosts_come_and_go() {
+    ranks_on_hosts_come_and_go("membership_on_hosts::ranks_on_two_hosts_come_and_go", 71, Links::Auto);
+}
+
+#[test]
+fn ranks_on_two_hosts_come_and_go_over_tcp() {
+    ranks_on_hosts_come_and_go("membership_on_hosts::ranks_on_two_hosts_come_and_go_over_tcp", 72, Links::Tcp);
+}
+
+#[test]
+#[cfg(feature = "encryption")]
+fn ranks_on_two_hosts_come_and_go_over_encrypted_tcp() {
+    ranks_on_hosts_come_and_go("membership_on_hosts::ranks_on_two_hosts_come_and_go_over_encrypted_tcp", 73, Links::Encrypted);
+}
