@@ -167,8 +167,9 @@ impl fmt::Display for Waiting {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Config {
-    /// The longest time that a call may take. The calls in the last table of `docs/src/failures.md` have other limits.
-    /// Default: 30 minutes, as for Gloo in `torch.distributed`. Variable: `COLLECTIVES_TIMEOUT` (seconds).
+    /// The longest time that a call may take. Some waits have other limits, for example those in `shrink`: see *How
+    /// long each wait is for a silent host* in `docs/src/failures.md`. Default: 30 minutes, as for Gloo in
+    /// `torch.distributed`. Variable: `COLLECTIVES_TIMEOUT` (seconds).
     pub timeout: Duration,
     /// How long the host of a peer may take to acknowledge data that was sent over TCP. After this time, the peer
     /// counts as lost. Zero turns the limit off. A wait for a silent host then ends after `timeout`, or when Linux

@@ -114,8 +114,9 @@ impl DataParallel {
     /// after the last pass. The result is a mean over ranks, but a sum over passes. For a mean over passes, divide each
     /// loss by the number of passes.
     ///
-    /// A parameter without a gradient in the last pass counts as missing ([`Options::missing`]): with
-    /// [`Missing::Zeros`](collectives_train::Missing::Zeros), the sum of the other passes counts.
+    /// If a parameter has no gradient in the last pass, its gradient is missing, even if earlier passes had one. By
+    /// default, the step then fails on every rank. With [`Missing::Zeros`](collectives_train::Missing::Zeros) as
+    /// [`Options::missing`], the step uses the sum of the earlier passes.
     ///
     /// # Errors
     ///
@@ -127,8 +128,8 @@ impl DataParallel {
 
     /// Replaces this rank's gradients with the mean of all ranks' gradients. Call this method between the backward pass
     /// and the optimiser's step. To add up the gradients of several backward passes, call
-    /// [`accumulate`](Self::accumulate) first. [`Options::missing`] determines how a parameter without a gradient
-    /// counts. Collective.
+    /// [`accumulate`](Self::accumulate) first. [`Options::missing`] determines what happens if a parameter has no
+    /// gradient. Collective.
     ///
     /// If a gradient is not in host memory, it is copied to the host, and its mean is copied back.
     ///

@@ -66,18 +66,19 @@ use crate::units::{Collect, Fill, Take, burn_type, own_gradient, shard, write_ba
 /// # Ok::<(), collectives::Error>(())
 /// ```
 ///
-/// **Recomputation.** burn's graph would keep all parameters until the backward pass. So [`forward`](Self::forward)
-/// keeps no graph, and [`backward`](Self::backward) runs the unit's forward pass again. A unit must compute the same
-/// values both times: its result must not depend on random numbers or on a state that changes.
+/// **Recomputation.** If [`forward`](Self::forward) built burn's graph, the graph would keep the gathered parameters of
+/// all units in memory until the backward pass. So `forward` builds no graph, and [`backward`](Self::backward) runs the
+/// unit's forward pass again. A unit must compute the same values both times. So its result must not depend on random
+/// numbers or on a state that changes.
 ///
-/// **Several backward passes** before a [`step`](Self::step) add up their gradients, in the shards. Each pass reduces
-/// its gradients over the ranks. For a mean over passes, divide each loss by the number of passes. A unit may be used
-/// several times in a pass. Its gradients are then added up too.
+/// **Several backward passes.** If you run several backward passes before a [`step`](Self::step), their gradients are
+/// added up in the shards. Each pass reduces its gradients over the ranks. For a mean over passes, divide each loss by
+/// the number of passes. If a pass uses a unit several times, the gradients of these uses are added up too.
 ///
-/// **Optimisers.** The optimiser updates a flat vector with this rank's shard of each unit. So it must compute each
-/// element on its own, as SGD, Adam and AdamW do. An optimiser, or a gradient clipping in its configuration, that uses
-/// the shape or the norm of a parameter gives other results than on one rank. Clip with
-/// [`step_with`](Self::step_with) instead.
+/// **Optimisers.** The optimiser updates flat vectors, one for this rank's shard of each unit. So it must update each
+/// element independently of the others, as SGD, Adam and AdamW do. If an optimiser uses the shape or the norm of a
+/// parameter, its results differ from those on one rank. The same is true of gradient clipping that the optimiser's
+/// configuration sets, so clip with [`step_with`](Self::step_with) instead.
 ///
 /// **Order.** Every rank must make the same calls for the same units in the same order. If a call fails on one rank
 /// only, for example because `compute` panics, the other ranks wait for this rank until it closes its communicator, or

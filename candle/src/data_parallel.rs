@@ -111,9 +111,10 @@ impl DataParallel {
     /// after the last pass. The result is a mean over ranks, but a sum over passes. For a mean over passes, divide each
     /// loss by the number of passes.
     ///
-    /// Gradients of tensors that are not variables of this model are ignored. A variable without a gradient in the
-    /// last pass counts as missing ([`Options::missing`]): with [`Missing::Zeros`](collectives_train::Missing::Zeros),
-    /// the sum of the other passes counts.
+    /// Gradients of tensors that are not variables of this model are ignored. If a variable has no gradient in the last
+    /// pass, its gradient is missing, even if earlier passes had one. By default, the step then fails on every rank.
+    /// With [`Missing::Zeros`](collectives_train::Missing::Zeros) as [`Options::missing`], the step uses the sum of the
+    /// earlier passes.
     ///
     /// ```
     /// # use candle_core::{Device, Var};
@@ -162,7 +163,7 @@ impl DataParallel {
     }
 
     /// Ends a step and returns the mean gradient of each variable, in the order of the list that was passed to
-    /// [`new`](Self::new). [`Options::missing`] determines how a variable without a gradient counts. Collective.
+    /// [`new`](Self::new). [`Options::missing`] determines what happens if a variable has no gradient. Collective.
     ///
     /// # Errors
     ///

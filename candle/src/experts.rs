@@ -18,9 +18,10 @@ use crate::share::expect_same_part;
 ///
 /// # Order
 ///
-/// An expert runs once, on all its tokens. The tokens are in rank order, and the tokens of one rank are in the order in
-/// which the rank has passed them. A token's results are added in the order of its choices. So repeated runs give the
-/// same bits. One rank that has all experts, and gets the tokens of all ranks in rank order, computes these bits too.
+/// Repeated runs give the same bits, because two orders are fixed. Each expert runs once, on all its tokens, which are
+/// sorted by rank, and then by the order in which their rank has passed them. The results of one token are added in the
+/// order in which the router has chosen the experts. If one rank has all experts, and passes the tokens of all ranks in
+/// rank order, it computes the same bits.
 ///
 /// # Gradients
 ///

@@ -28,7 +28,7 @@ def slots():
         canvas.text(426, y + 26, f"flag of {rank}: s", size=12, weight="600")
         canvas.text(426, y + 45, "fingerprint", size=11, fill=FAINT)
         canvas.box(560, y + 20, 140, 38, fill=FOLDED)
-        canvas.text(630, y + 39, "fold of both slots", size=12)
+        canvas.text(630, y + 39, "both slots reduced", size=12)
         canvas.line((170, y + 44), (246, y + 20), DARK[rank])
         canvas.line((346, y + 16), (377, y + 30), DARK[rank])
         for other, theirs in enumerate((84, 182)):
@@ -61,8 +61,8 @@ def doubling():
 
 def ring():
     """All-reduce round a ring, as reduce-scatter and all-gather."""
-    canvas = headed(720, 318, "ring: 2(n−1) hops of 1/n of the vector", "Blocks travel round the ring and are folded on the way; then the complete blocks travel round once more.")
-    for phase, (left, title) in enumerate(((84, "reduce-scatter: fold on the way"), (404, "all-gather: pass on what is complete"))):
+    canvas = headed(720, 318, "ring: 2(n−1) hops of 1/n of the vector", "Shares travel around the ring and are reduced on the way; then the complete shares travel around once more.")
+    for phase, (left, title) in enumerate(((84, "reduce-scatter: reduce on the way"), (404, "all-gather: pass on what is complete"))):
         canvas.text(left + 140, 54, title, size=13, weight="600")
         for step in range(4):
             canvas.text(left + 32 + step * 72, 76, "start" if step == 0 else f"hop {step}", size=11, fill=FAINT)
@@ -78,7 +78,7 @@ def ring():
                     canvas.line((x + 58, y + 37), (x + 78, y + 52), DARK[rank], width=1.4)
     for rank in range(4):
         canvas.text(24, 108 + rank * 54, f"rank {rank}", size=13, fill=DARK[rank], anchor="start", weight="600")
-    words = "rank 3 sends to rank 0 in the same way; a cell is the one block that its rank holds in that hop: b+c 0 is b0 + c0"
+    words = "rank 3 sends to rank 0 in the same way; a cell is the one share that its rank has in that hop: b+c 0 is b0 + c0"
     canvas.text(360, 306, words, size=12, fill=FAINT)
     return canvas
 
@@ -107,9 +107,9 @@ def trees():
 
 
 def direct():
-    """Every share to its owner, folded there at once."""
-    canvas = headed(640, 292, "direct: whoever owns a share folds it at once", "Each rank sends every other its share, folds what it gets in rank order, and hands the result round.")
-    columns = ((84, "its vector"), (300, "its share of everyone's"), (486, "folded once"))
+    """Every share to its owner, reduced there in one pass."""
+    canvas = headed(640, 292, "direct: the owner of a share reduces it in one pass", "Each rank sends every other rank its share, and reduces what it gets in rank order.")
+    columns = ((84, "its vector"), (300, "its share of all vectors"), (486, "reduced once"))
     for x, words in columns:
         canvas.text(x + 62, 54, words, size=12, fill=FAINT)
     for rank in range(4):
@@ -121,14 +121,14 @@ def direct():
             canvas.curve((222, y + 16), (297, 86 + block * 50 + (rank - 1.5) * 5), DARK[rank], width=1.1)
         canvas.line((438, y + 16), (474, y + 16), INK)
         canvas.cell(480, y, 136, 32, f"Σ{rank}, in rank order", range(4))
-    canvas.text(320, 278, "all_reduce then hands the folded shares to everyone", size=12, fill=FAINT)
+    canvas.text(320, 278, "all_reduce then sends the reduced shares to all ranks", size=12, fill=FAINT)
     return canvas
 
 
 def mixed():
     """All-reduce on two hosts with two ranks each."""
-    canvas = headed(720, 300, "all_reduce on two hosts: shared memory inside, TCP between", "Ranks of a host fold shares in shared memory, each exchanges its share with the other host, then they share the results.")
-    phases = ("its vector", "1 fold shares on the host", "2 all-reduce each share", "3 share on the host")
+    canvas = headed(720, 300, "all_reduce on two hosts: shared memory inside, TCP between", "The ranks of a host reduce to shares in shared memory, all-reduce each share with the other host, and gather the results.")
+    phases = ("its vector", "1 reduce to shares", "2 all-reduce each share", "3 gather on the host")
     for column, words in enumerate(phases):
         canvas.text(150 + column * 160, 54, words, size=12, fill=INK if column else FAINT)
     for host in range(2):
@@ -154,13 +154,13 @@ def mixed():
 
 
 def slabs():
-    """A fold on devices, in slabs."""
-    canvas = headed(720, 216, "folds on a GPU: exchange and fold overlap", "While slab k is folded on one stream, slab k+1 is exchanged on another.")
+    """A reduction on devices, in slabs."""
+    canvas = headed(720, 216, "reductions on a GPU: exchange and reduction overlap", "While slab k is reduced on one stream, slab k+1 is exchanged on another.")
     transfers = (("exchange 0", 0), ("exchange 1", 0), ("gather 0", 2), ("exchange 2", 0), ("gather 1", 2), ("gather 2", 2))
     wide, left = 91, 150
     canvas.text(24, 72, "the call's stream", size=12, anchor="start", weight="600")
     canvas.text(24, 88, "(NCCL)", size=11, fill=FAINT, anchor="start")
-    canvas.text(24, 146, "stream of folds", size=12, anchor="start", weight="600")
+    canvas.text(24, 146, "reduction stream", size=12, anchor="start", weight="600")
     canvas.text(24, 162, "(our kernels)", size=11, fill=FAINT, anchor="start")
     for place, (words, colour) in enumerate(transfers):
         canvas.box(left + place * wide, 62, wide - 6, 34, fill=FILL[colour])
@@ -168,7 +168,7 @@ def slabs():
     for slab, (place, passed_on) in enumerate(((1, 2), (2, 4), (4, 5))):
         x = left + place * wide
         canvas.box(x, 138, wide - 6, 34, fill=FILL[1])
-        canvas.text(x + wide / 2 - 3, 155, f"fold {slab}", size=12)
+        canvas.text(x + wide / 2 - 3, 155, f"reduce {slab}", size=12)
         canvas.line((x - 10, 96), (x + 8, 134), DARK[0], width=1.3)
         canvas.line((x + wide - 12, 138), (left + passed_on * wide + 8, 100), DARK[1], width=1.3)
     canvas.line((left, 192), (690, 192), FAINT)

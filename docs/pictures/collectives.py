@@ -73,20 +73,20 @@ def all_gather():
 
 
 def reduce():
-    """The fold on rank 0."""
-    return flow("reduce, root 0", "Rank 0 ends with the fold of all buffers; the others keep theirs.",
+    """The reduction on rank 0."""
+    return flow("reduce, root 0", "Rank 0 ends with the reduction of all buffers; the others keep theirs.",
                 [[own(rank)] for rank in EVERYONE], [[fold()]] + [[own(rank)] for rank in (1, 2, 3)], [(rank, 0) for rank in EVERYONE])
 
 
 def all_reduce():
-    """The fold on every rank."""
-    return flow("all_reduce", "Every rank ends with the fold of all buffers.",
+    """The reduction on every rank."""
+    return flow("all_reduce", "Every rank ends with the reduction of all buffers.",
                 [[own(rank)] for rank in EVERYONE], [[fold()]] * RANKS, ALL)
 
 
 def reduce_scatter():
-    """A block of the fold for each rank."""
-    return flow("reduce_scatter", "Each rank ends with its own block of the fold of all buffers.",
+    """A block of the reduction for each rank."""
+    return flow("reduce_scatter", "Each rank ends with its own block of the reduction of all buffers.",
                 [[own(rank, block) for block in EVERYONE] for rank in EVERYONE], [[fold(rank)] for rank in EVERYONE], ALL)
 
 

@@ -164,7 +164,8 @@ pub unsafe trait AsDevicePtr {
 ///
 /// # Safety
 ///
-/// While the value is borrowed mutably, other code may read the memory only in the order of the memory's stream.
+/// While the value is borrowed mutably, other code may read the memory only in work that is queued on the memory's
+/// stream, or that is ordered with this stream by events.
 pub unsafe trait AsDevicePtrMut: AsDevicePtr {}
 
 /// Implements the trait for references.

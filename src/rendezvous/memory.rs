@@ -72,7 +72,7 @@ impl MemoryStore {
         }
     }
 
-    /// Makes the error for keys that did not come in time.
+    /// Makes the error for keys that had not been set when the deadline passed.
     fn missing(&self, keys: &[&str], deadline: &Deadline) -> Error {
         let table = self.table();
         let missing: Vec<&str> = keys.iter().copied().filter(|key| !table.has(key.as_bytes())).collect();

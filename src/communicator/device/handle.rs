@@ -143,8 +143,8 @@ impl Communicator {
     /// Returns a handle to this communicator whose calls on device buffers are queued on `stream`, instead of on the
     /// communicator's own stream. Calls on host buffers are not affected.
     ///
-    /// NCCL requires a single order for all calls of a communicator, so if you use several streams, put the calls on
-    /// them in order with events.
+    /// NCCL requires a single order for all calls of a communicator. So if you use several streams, use events to order
+    /// the calls on different streams.
     ///
     /// ```no_run
     /// # use collectives::{Communicator, ReduceOp};

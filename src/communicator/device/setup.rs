@@ -220,7 +220,7 @@ enum Cause {
     Own,
     /// Another rank was lost while this one talked to it.
     Lost,
-    /// Another rank did not come in time.
+    /// The deadline passed while this rank waited for another rank.
     Late,
     /// Another rank has reported its own failure.
     Told,

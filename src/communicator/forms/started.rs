@@ -50,7 +50,7 @@ use crate::error::Result;
 /// - `InvalidArgument` from within another call of the same communicator, such as in a custom op.
 /// - `Unsupported` if the call is captured into a graph, or if not every rank can run it.
 /// - `Mismatch`, `PeerLost`, `Timeout`, `Aborted`, `Io` and `Protocol` if the comparison of the calls fails. `Timeout`
-///   also if the call's turn does not come in time.
+///   also if the deadline passes before it is the call's turn.
 /// - `Poisoned` and `Closed` if the communicator has ended.
 /// - `Cuda` if the driver fails before the call is queued.
 impl Communicator {

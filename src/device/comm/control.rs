@@ -42,9 +42,9 @@ pub(super) fn is_harmless(library: &'static Library, handle: ncclComm_t, refusal
     refusal.is_harmless() && (handle.is_null() || state(library, handle).is_ok())
 }
 
-/// Runs `work` on a separate thread and waits for its answer; returns `None` if the answer does not come in time. The
-/// work checks the deadline itself and can report better what was late, so this function waits a little longer. Nothing
-/// waits for what the work does after its answer.
+/// Runs `work` on a separate thread, and returns its answer, or `None` if the answer has not come shortly after the
+/// deadline. The work checks the deadline itself, and can report better what was late, so this function waits a little
+/// longer. Nothing waits for what the work does after its answer.
 pub(super) fn apart<T: Send + 'static>(deadline: &Deadline, work: impl FnOnce(&dyn Fn(T)) + Send + 'static) -> io::Result<Option<T>> {
     let (sender, answer) = mpsc::channel();
     let run = move || {

@@ -15,8 +15,8 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// Rank 4 of 9.
 const ME: Membership = Membership { job_nonce: *b"0123456789abcdef", communicator: 3, rank: 4, world_size: 9 };
 
-/// Checks any bytes as a hello, an answer and an address: further bytes never change a decoded value, and encoding it
-/// again yields the same value.
+/// Decodes any bytes as a hello, as an answer and as an address, and checks each value that the decoders return.
+/// Further bytes must not change the value. If the value is encoded and decoded again, it must stay the same.
 pub fn greetings(data: &[u8]) {
     let hello = settled(data, |bytes| Hello::decode(bytes).map_err(|no_hello| format!("{no_hello:?}").len()));
     if let Ok(Some(hello)) = hello {
@@ -37,7 +37,8 @@ pub fn greetings(data: &[u8]) {
     }
 }
 
-/// Returns what a decoder makes of all the bytes, and checks that its result never changes once it is not `None`.
+/// Returns the result of decoding all the bytes. Also decodes the first bytes alone, from none to all of them, and
+/// checks that the first result other than `None` is the result for all bytes.
 fn settled<T: PartialEq + std::fmt::Debug>(data: &[u8], decode: impl Fn(&[u8]) -> Result<Option<T>, usize>) -> Result<Option<T>, usize> {
     let whole = decode(data);
     let first = (0..=data.len()).map(|length| decode(&data[..length])).find(|decoded| *decoded != Ok(None));
@@ -50,8 +51,7 @@ fn settled<T: PartialEq + std::fmt::Debug>(data: &[u8], decode: impl Fn(&[u8]) -
     whole
 }
 
-/// Checks any bytes on a connection to a listening rank: it becomes a link, is refused or is dropped, and a correct
-/// peer still gets its link.
+/// Sends any bytes to a listening rank, and checks that a correct peer that connects later still gets its link.
 pub fn acceptor(data: &[u8]) {
     let mut acceptor =
         Acceptor::bind(Ipv4Addr::LOCALHOST.into(), ME, Terms { secret: None, silence_timeout: LIMIT }).expect("a port of this host");

@@ -143,7 +143,7 @@ impl Shared {
         }
     }
 
-    /// Makes the error for keys that did not come in time.
+    /// Makes the error for keys that had not been set when the deadline passed.
     fn missing(&self, keys: &[&str], deadline: &Deadline) -> Error {
         let missing: Result<Vec<&str>> = self.look(|log| keys.iter().copied().filter(|key| log.value(&user(key)).is_none()).collect());
         missing.map_or_else(|error| error, |missing| store::wait_timeout(&missing, keys.len(), deadline))
