@@ -3,7 +3,7 @@
 //! All ranks process the same list in the same order; rank 0 also reports.
 
 mod backend;
-mod binding;
+pub(crate) mod binding;
 mod buffer;
 mod call;
 mod check;
@@ -45,7 +45,7 @@ use words::{NAME_BYTES, name, share, text};
 pub(crate) fn run(world: &Communicator, number: usize, settings: &Settings) -> Result<u8, Failure> {
     // Before ranks are bound, while all cores are visible.
     let machine = Machine::here();
-    let bound = binding::bind(world, settings)?;
+    let bound = binding::bind(world, settings.bind, settings.launcher)?;
     let color = settings.subset.map(|subset| subset.color(number));
     let group = color.map(|color| world.split(Some(color), 0)).transpose()?.flatten();
     let ranks = Ranks { world, comm: group.as_ref().unwrap_or(world), color: color.unwrap_or(0), machine: &machine, bound: &bound };
