@@ -35,6 +35,7 @@ mod subset;
 mod table;
 mod tails;
 mod trace;
+mod traffic;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

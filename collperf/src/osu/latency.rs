@@ -41,7 +41,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     common.job.ranks_to_start().map_or(Ok(()), check_ranks)?;
     job::run(&common.job, |comm| {
         check_ranks(comm.world_size())?;
-        let session = Session::begin(comm, common, NAME, OF_LATENCY)?.lasting(arguments.lasting.duration);
+        let mut session = Session::begin(comm, common, NAME, OF_LATENCY)?.lasting(arguments.lasting.duration);
         let columns = Columns::new(&["Avg Latency(us)"]).with(&common.percentiles, "Lat(us)", common.is_checked);
         session.header("u8", &columns)?;
         let sizes = session.sizes(SIZES.0, SIZES.1)?;

@@ -61,7 +61,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
     common.job.ranks_to_start().map_or(Ok(()), check_ranks)?;
     job::run(&common.job, |comm| {
         check_ranks(comm.world_size())?;
-        let session = Session::begin(comm, common, NAME, OF_COLLECTIVES)?;
+        let mut session = Session::begin(comm, common, NAME, OF_COLLECTIVES)?;
         let names: &[&str] = if arguments.full { &FULL } else { &USUAL };
         let columns = Columns::new(names).with(&common.percentiles, "Lat(us)", common.is_checked);
         session.header("f32", &columns)?;

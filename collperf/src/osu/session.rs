@@ -10,7 +10,7 @@ use super::columns::{Cell, Columns, verdict};
 use crate::failure::{CHECK, Failure};
 use crate::job;
 use crate::launch::{self, Asked};
-use crate::report::{answer, say};
+use crate::report::{Progress, answer, say};
 use crate::run::binding;
 use crate::sizes::human;
 use crate::tails::{Chart, Histogram, Pauses};
@@ -23,6 +23,8 @@ pub(super) struct Session<'a> {
     amounts: Amounts,
     /// The pauses of the machine, if a histogram was requested.
     pauses: Option<Pauses>,
+    /// The progress, on rank 0 once the sizes are known.
+    progress: Option<Progress>,
     /// How long each size is measured, if that was requested.
     lasting: Option<Duration>,
 }
@@ -49,7 +51,7 @@ impl<'a> Session<'a> {
         let bound = binding::bind(comm, asked, common.job.launcher_of_ranks())?;
         let told = launch::told(&bound.to, bound.why_none.as_deref(), 0, &bound.processors);
         let pauses = common.histogram.then(|| Pauses::observe(comm)).transpose()?;
-        let session = Self { comm, common, name, amounts, pauses, lasting: None };
+        let session = Self { comm, common, name, amounts, pauses, progress: None, lasting: None };
         let ranks = comm.world_size();
         session.print(&format!(
             "\n# collperf {}: {name}, {ranks} ranks, transport {}\n# bound to: {told}\n{notes}{}",
@@ -66,18 +68,27 @@ impl<'a> Session<'a> {
     }
 
     /// Returns the sizes to measure. The arguments are the benchmark's defaults.
-    pub(super) fn sizes(&self, least: usize, most: usize) -> Result<Vec<usize>, Failure> {
-        Range::sizes(self.common.range, least, most).map_err(|reason| Failure::usage(format!("-m: {reason}")))
+    pub(super) fn sizes(&mut self, least: usize, most: usize) -> Result<Vec<usize>, Failure> {
+        let sizes = Range::sizes(self.common.range, least, most).map_err(|reason| Failure::usage(format!("-m: {reason}")))?;
+        self.progress = (self.comm.rank() == 0).then(|| Progress::begin(sizes.iter().copied(), 1));
+        Ok(sizes)
     }
 
-    /// Returns how many iterations a size gets.
+    /// Returns how many iterations a size gets, which is now measured.
     pub(super) fn amount(&self, bytes: usize) -> Amount {
+        if let Some(progress) = &self.progress {
+            progress.working_on(&human(bytes));
+        }
         self.amounts.of(bytes, self.common.warmup, self.common.iterations)
     }
 
     /// Prints on rank 0.
     pub(super) fn print(&self, text: &str) -> Result<(), Failure> {
-        if self.comm.rank() == 0 { answer(text) } else { Ok(()) }
+        match &self.progress {
+            Some(progress) => progress.suspend(|| answer(text)),
+            None if self.comm.rank() == 0 => answer(text),
+            None => Ok(()),
+        }
     }
 
     /// Prints the names of the columns.
@@ -91,6 +102,9 @@ impl<'a> Session<'a> {
         cells.extend(self.common.is_checked.then(|| verdict(wrong)));
         cells.extend(self.common.percentiles.iter().map(|percent| Cell::Number(tail(*percent))));
         self.print(&columns.line(bytes, &cells))?;
+        if let Some(progress) = &self.progress {
+            progress.done(bytes);
+        }
         match &self.pauses {
             Some(pauses) => self.print(&Chart { calls: times, pauses, parts }.to_string()),
             None => Ok(()),

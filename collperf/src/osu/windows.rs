@@ -99,7 +99,7 @@ pub(crate) fn run(kind: Kind, arguments: &Arguments) -> Result<u8, Failure> {
     common.job.ranks_to_start().map_or(Ok(()), |ranks| kind.check_ranks(ranks))?;
     job::run(&common.job, |comm| {
         kind.check_ranks(comm.world_size())?;
-        let session = Session::begin(comm, common, kind.name(), OF_BANDWIDTH)?.lasting(arguments.lasting.duration);
+        let mut session = Session::begin(comm, common, kind.name(), OF_BANDWIDTH)?.lasting(arguments.lasting.duration);
         let names: &[&str] = if kind == Kind::ManyPairs { &["MB/s", "Messages/s"] } else { &["Bandwidth (MB/s)"] };
         let columns = Columns::new(names).with(&common.percentiles, "BW(MB/s)", common.is_checked);
         let sizes = session.sizes(SIZES.0, SIZES.1)?;

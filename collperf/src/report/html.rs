@@ -98,7 +98,9 @@ impl Page<'_> {
         let mut names = vec!["collective", "op", "type", "root", "buffers"];
         let words = names.len();
         names.extend(["bytes", "elements", "time (µs)", "algbw (GB/s)", "busbw (GB/s)", "wrong"]);
-        names.extend(spread.then_some(["mean (µs)", "least (µs)", "p50 (µs)", "p95 (µs)", "p99 (µs)", "most (µs)"]).iter().flatten());
+        names.extend(
+            spread.then_some(["mean (µs)", "least (µs)", "p50 (µs)", "p95 (µs)", "p99 (µs)", "p99.9 (µs)", "most (µs)"]).iter().flatten(),
+        );
         let singles = if spread { format!("<p class=\"below\">{}</p>\n", self.singles) } else { String::new() };
         let _ = writeln!(page, "<h2>Results</h2>\n{singles}<div class=\"wide\"><table>\n{}", heads(&names, words));
         for (row, half, in_place) in self.halves() {
@@ -168,8 +170,9 @@ fn result(row: &Row, half: &Half, in_place: bool, spread: bool) -> String {
     let is_wrong = half.wrong.is_some_and(|wrong| wrong > 0);
     number(half.wrong.map_or("–".to_owned(), |wrong| wrong.to_string()), if is_wrong { " bad" } else { "" });
     if spread {
-        let figures = half.spread.as_ref().map(|spread| [spread.mean, spread.min, spread.p50, spread.p95, spread.p99, spread.max]);
-        (0..6).for_each(|place| number(figures.map_or("–".to_owned(), |figures| format!("{:.2}", figures[place])), ""));
+        let figures =
+            half.spread.as_ref().map(|spread| [spread.mean, spread.min, spread.p50, spread.p95, spread.p99, spread.p999, spread.max]);
+        (0..7).for_each(|place| number(figures.map_or("–".to_owned(), |figures| format!("{:.2}", figures[place])), ""));
     }
     format!("<tr>{cells}</tr>")
 }
