@@ -232,6 +232,12 @@ impl Settings {
     /// Checks that this many ranks, together or in groups, can do what was requested.
     pub(crate) fn check_ranks(&self, ranks: usize) -> Result<(), Failure> {
         self.check_root(ranks)?;
+        if self.subset.is_none()
+            && self.collectives.contains(&Collective::AllToAllV)
+            && self.traffic.as_ref().is_some_and(Traffic::is_matrix)
+        {
+            self.exchange(Collective::AllToAllV, ranks, 0, 1)?;
+        }
         let refusal = self.collectives.iter().find_map(|collective| collective.check_ranks(ranks).err());
         // Groups have other sizes, and are checked once they exist.
         refusal.filter(|_| self.subset.is_none()).map_or(Ok(()), |refusal| Err(Failure::usage(refusal)))
