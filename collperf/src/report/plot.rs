@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
+use super::picture::{Banner, Title, panels, picture};
 pub(crate) use super::picture::{Figure, Point, Series};
-use super::picture::{Title, picture};
 use crate::facts::RunFacts;
 use crate::row::Row;
 use crate::statistics::Spread;
@@ -11,18 +11,29 @@ use crate::statistics::Spread;
 /// Draws the rows.
 pub(super) fn draw(rows: &[Row], facts: &RunFacts, transport: &str) -> String {
     let (heading, below) = title(rows, facts, transport);
-    let warnings: Vec<String> = facts.notes().into_iter().filter(|note| note.is_warning).map(|note| note.text).collect();
-    picture(Some(&Title { heading: &heading, below: &below, warning: &warnings.join("; ") }), &series(rows))
+    picture(&Title { heading: &heading, below: &below, banner: banner(facts) }, &series(rows))
 }
 
-/// Draws the rows without a title.
+/// Draws the rows as parts of a page.
 pub(super) fn draw_panels(rows: &[Row]) -> String {
-    picture(None, &series(rows))
+    panels(&series(rows))
 }
 
 /// Draws results of several runs side by side.
 pub(crate) fn compared(heading: &str, below: &str, warning: &str, series: &[Series]) -> String {
-    picture(Some(&Title { heading, below, warning }), series)
+    let banner = (!warning.is_empty()).then(|| Banner { text: warning.to_owned(), is_bad: true });
+    picture(&Title { heading, below, banner }, series)
+}
+
+/// Returns the state of the machine: what makes the figures less reliable, or that nothing does.
+pub(super) fn banner(facts: &RunFacts) -> Option<Banner> {
+    let warnings: Vec<String> = facts.notes().into_iter().filter(|note| note.is_warning).map(|note| note.text).collect();
+    if !warnings.is_empty() {
+        return Some(Banner { text: warnings.join("; "), is_bad: true });
+    }
+    let load = facts.machine.load?;
+    let text = format!("before the run, other programs kept {:.1} of {} cores busy: there was a core for each rank", load.busy, load.cores);
+    Some(Banner { text, is_bad: false })
 }
 
 /// Returns the rows as lines over size. Out of place and in place have the same colour. A size that was measured
@@ -226,8 +237,9 @@ mod tests {
         assert!(!draw(&[], &facts, "shm").contains("busy"));
         facts.machine.load = Some(crate::machine::Load { busy: 1.4, cores: 2 });
         assert!(
-            draw(&[], &facts, "shm")
-                .contains("text-anchor=\"end\">other programs keep 1.4 of 2 cores busy, so times will be too high</text>")
+            draw(&[], &facts, "shm").contains("fill=\"#b3003c\">other programs keep 1.4 of 2 cores busy, so times will be too high</text>")
         );
+        facts.machine.load = Some(crate::machine::Load { busy: 0.1, cores: 2 });
+        assert!(draw(&[], &facts, "shm").contains("fill=\"#009e73\">before the run, other programs kept 0.1 of 2 cores busy"));
     }
 }
