@@ -40,7 +40,7 @@ impl Page<'_> {
             "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
              <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{heading}</title>\n<style>\n{STYLE}{}\n</style>\n</head>\n\
              <body>\n<h1>{heading}</h1>\n<p class=\"below\">{below}</p>\n",
-            dark_style(".chart, .legend")
+            dark_style(":is(.chart, .legend)")
         );
         self.notes(&mut page);
         self.verdict(&mut page);

@@ -47,7 +47,7 @@
   const chart = (sizes, both) => {
     const svg = drawn("svg", { class: "chart", viewBox: "0 0 574 290", "font-size": 16, style: "max-width: 640px" });
     const times = both.flatMap(of => sizes.flatMap(size => of.get(size)));
-    const x = axis(sizes.map(size => Math.max(size, 1)), 70, 560), y = axis(times, 240, 14);
+    const x = axis(sizes.map(size => Math.max(size, 1)), 70, 530), y = axis(times, 240, 14);
     const ticks = sizes.filter((_, place) => place % Math.ceil(sizes.length / 6) === 0);
     for (const size of ticks) {
       svg.append(drawn("path", { d: `M${x(Math.max(size, 1))} 14V240`, style: "stroke: var(--line)" }));
@@ -56,10 +56,10 @@
     for (let power = -3; power < 9; power++) {
       const at = y(10 ** power);
       if (at < 14 || at > 240) continue;
-      svg.append(drawn("path", { d: `M70 ${at}H560`, style: "stroke: var(--line)" }));
+      svg.append(drawn("path", { d: `M70 ${at}H530`, style: "stroke: var(--line)" }));
       svg.append(drawn("text", { x: 62, y: at + 5, "text-anchor": "end", style: "fill: var(--ink)" }, String(10 ** power)));
     }
-    svg.append(drawn("rect", { x: 70, y: 14, width: 490, height: 226, fill: "none", style: "stroke: var(--frame)" }));
+    svg.append(drawn("rect", { x: 70, y: 14, width: 460, height: 226, fill: "none", style: "stroke: var(--frame)" }));
     svg.append(drawn("text", { x: 70, y: 284, style: "fill: var(--soft)" }, "time per call (µs) over size"));
     both.forEach((of, which) => {
       const colour = which ? "var(--b)" : "var(--a)";

@@ -36,8 +36,12 @@ pub(super) fn banner(facts: &RunFacts) -> Option<Banner> {
     Some(Banner { text, is_bad: false })
 }
 
-/// Returns the rows as lines over size. Out of place and in place have the same colour. A size that was measured
-/// several times is one point, the median, with the range of all measurements around it.
+/// The most lines of a collective that each have a colour of their own.
+const MOST_COLOURS: usize = 10;
+
+/// Returns the rows as lines over size. If a collective has few lines, each has its own colour; otherwise out of place
+/// and in place share one. A size that was measured several times is one point, the median, with the range of all
+/// measurements around it.
 fn series(rows: &[Row]) -> Vec<Series> {
     let mut lines: Vec<Line> = Vec::new();
     let mut colours: Vec<String> = Vec::new();
@@ -59,6 +63,10 @@ fn series(rows: &[Row]) -> Vec<Series> {
             sizes[size].1.push(half.time_us);
             sizes[size].2.push(half.busbw);
         }
+    }
+    let crowd = lines.iter().map(|line| lines.iter().filter(|other| other.group == line.group).count()).max().unwrap_or(0);
+    if crowd <= MOST_COLOURS {
+        lines.iter_mut().enumerate().for_each(|(number, line)| line.colour = number);
     }
     lines.into_iter().map(Line::drawn).collect()
 }
@@ -211,10 +219,10 @@ mod tests {
                 assert!(drawn.len() == kinds.len() || drawn.len() == 2 * kinds.len(), "{drawn:?}");
             }
         }
-        // Out of place and in place have the same colour.
+        // Few lines have a colour each, and many have one for both places.
         assert_eq!(
             series(&rows[..3]).iter().map(|line| (line.colour, line.dashed)).collect::<Vec<_>>(),
-            [(0, false), (0, true), (1, false), (1, true), (2, false), (2, true)]
+            [(0, false), (1, true), (2, false), (3, true), (4, false), (5, true)]
         );
     }
 
