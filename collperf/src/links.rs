@@ -9,8 +9,10 @@ use clap::Parser;
 use crate::arguments::IS_ONE_RANK;
 use crate::collective::Collective;
 use crate::failure::Failure;
-use crate::osu;
 use crate::report::answer;
+
+/// The names of OSU's benchmarks that this program has.
+const OSU: [&str; 5] = ["osu_latency", "osu_bw", "osu_bibw", "osu_mbw_mr", "osu_iallreduce"];
 
 /// Returns the command line, with this program's name instead of a test's: `all_reduce_perf -g 2` becomes `collperf
 /// --nccl-tests-defaults all_reduce -g 2`.
@@ -48,7 +50,7 @@ fn test_of(program: &OsStr) -> Option<Collective> {
 /// Returns OSU's benchmark that a program's name stands for.
 fn benchmark_of(program: &OsStr) -> Option<&'static str> {
     let name = Path::new(program).file_name()?.to_str()?;
-    osu::NAMES.into_iter().find(|known| *known == name)
+    OSU.into_iter().find(|known| *known == name)
 }
 
 /// Makes links with the names of nccl-tests' programs (all_reduce_perf, alltoall_perf and so on), so that scripts find
@@ -78,7 +80,7 @@ pub(crate) fn install(arguments: &Arguments) -> Result<u8, Failure> {
         return Err(Failure::usage(format!("{}: there is no such folder; create it first", folder.display())));
     }
     let program = std::env::current_exe().map_err(|error| Failure::io("finding the path of this program, to link to it", &error))?;
-    let names: Vec<&str> = if *osu { osu::NAMES.to_vec() } else { tests().map(|(name, _)| name).collect() };
+    let names: Vec<&str> = if *osu { OSU.to_vec() } else { tests().map(|(name, _)| name).collect() };
     let paths: Vec<PathBuf> = names.iter().map(|name| folder.join(format!("{name}{suffix}"))).collect();
     // All or none: obstacles are found first.
     if let Some(taken) = paths.iter().find(|path| fs::symlink_metadata(path).is_ok_and(|there| !there.is_symlink())) {

@@ -16,9 +16,6 @@ use clap::Args;
 use crate::job;
 use amounts::Range;
 
-/// The names of OSU's benchmarks that this program has.
-pub(crate) const NAMES: [&str; 5] = ["osu_latency", "osu_bw", "osu_bibw", "osu_mbw_mr", "osu_iallreduce"];
-
 /// The flags of all these benchmarks.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Common {

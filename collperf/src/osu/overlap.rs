@@ -107,13 +107,16 @@ impl Parts {
     }
 }
 
+/// The source and the destination of a call.
+type Buffers = (Vec<f32>, Vec<f32>);
+
 /// A rank's buffers and computation.
 struct Overlap<'a> {
     comm: &'a Communicator,
     arguments: &'a Arguments,
     computation: Computation,
     /// The source and the destination, unless a call has them.
-    buffers: Option<(Vec<f32>, Vec<f32>)>,
+    buffers: Option<Buffers>,
     wrong: u64,
 }
 
@@ -138,10 +141,10 @@ impl Overlap<'_> {
 
     /// Returns the microseconds of a call that is started and waited for.
     fn pure(&mut self, amount: Amount, is_checked: bool) -> Result<f64, Failure> {
-        self.iteration(true, |this, buffers| this.call(buffers, Duration::ZERO))?;
+        self.iteration(true, Duration::ZERO)?;
         let mut total = Duration::ZERO;
         for number in 0..u64::from(amount.warmup) + u64::from(amount.iterations) {
-            let parts = self.iteration(is_checked, |this, buffers| this.call(buffers, Duration::ZERO))?;
+            let parts = self.iteration(is_checked, Duration::ZERO)?;
             if number >= u64::from(amount.warmup) {
                 total += parts.overall;
             }
@@ -154,7 +157,7 @@ impl Overlap<'_> {
         let compute = Duration::from_secs_f64(pure_us / 1e6);
         let mut total = Iteration::default();
         for number in 0..u64::from(amount.warmup) + u64::from(amount.iterations) {
-            let parts = self.iteration(is_checked, |this, buffers| this.call(buffers, compute))?;
+            let parts = self.iteration(is_checked, compute)?;
             if number >= u64::from(amount.warmup) {
                 times.add(nanoseconds(parts.overall));
                 total.add(&parts);
@@ -166,18 +169,14 @@ impl Overlap<'_> {
     }
 
     /// Makes one call, followed by a barrier as in OSU's benchmark, and checks its result if wanted.
-    fn iteration(
-        &mut self,
-        is_checked: bool,
-        call: impl FnOnce(&mut Self, (Vec<f32>, Vec<f32>)) -> Result<(Iteration, (Vec<f32>, Vec<f32>)), Failure>,
-    ) -> Result<Iteration, Failure> {
+    fn iteration(&mut self, is_checked: bool, compute: Duration) -> Result<Iteration, Failure> {
         let (mut source, mut target) = self.buffers.take().unwrap_or_default();
         if is_checked {
             source.iter_mut().enumerate().for_each(|(place, value)| *value = input(self.comm.rank(), place));
             target.fill(-1.0);
             self.comm.barrier()?;
         }
-        let (parts, (source, target)) = call(self, (source, target))?;
+        let (parts, (source, target)) = self.call((source, target), compute)?;
         self.comm.barrier()?;
         if is_checked {
             let ranks = self.comm.world_size();
@@ -189,7 +188,7 @@ impl Overlap<'_> {
     }
 
     /// Starts a call, computes, and waits.
-    fn call(&mut self, (source, target): (Vec<f32>, Vec<f32>), compute: Duration) -> Result<(Iteration, (Vec<f32>, Vec<f32>)), Failure> {
+    fn call(&mut self, (source, target): Buffers, compute: Duration) -> Result<(Iteration, Buffers), Failure> {
         let began = Instant::now();
         let work = self.comm.start_all_reduce_into(source, target, ReduceOp::Sum)?;
         let started = began.elapsed();

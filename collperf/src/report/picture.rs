@@ -164,7 +164,7 @@ fn shown<'a>(blocks: &'a [Block<'a>]) -> impl Iterator<Item = &'a &'a Series> {
     blocks.iter().flat_map(|block| &block.series)
 }
 
-/// Draws the same panels, each as a picture that a page can place where there is room, and with a legend as text.
+/// Draws the same panels, each as a picture of its own for a page of any width, and with a legend as text.
 pub(super) fn panels(series: &[Series]) -> String {
     let blocks = blocks(series, FIRST_PANEL);
     let mut page = String::new();

@@ -22,17 +22,11 @@ use crate::traffic::{Exchange, Traffic};
 impl<P: Backend> Session<'_, P> {
     /// Measures every size, in every cycle.
     pub(super) fn sweep<T: Sample>(&mut self, subject: Subject) -> Result<(), Failure> {
-        let world_size = self.comm.world_size();
-        let mut counts = subject.counts(&self.settings.sizes, size_of::<T>(), world_size, self.settings.subset.is_some());
-        if subject.collective == Collective::AllToAllV && self.settings.traffic.as_ref().is_some_and(Traffic::is_matrix) {
-            // The only size is that of the file.
-            let largest = self.layout::<T>(subject, 0)?.largest();
-            counts = vec![largest / world_size];
+        let counts = self.counts::<T>(subject)?;
+        let mut most = 0;
+        for count in &counts {
+            most = most.max(self.layout::<T>(subject, *count)?.largest());
         }
-        let most = counts
-            .iter()
-            .map(|count| Ok(self.layout::<T>(subject, *count)?.largest()))
-            .try_fold(0, |most, largest: Result<_, Failure>| Ok::<_, Failure>(most.max(largest?)))?;
         let mut buffers = self.backend.buffers::<T>(most, self.settings.unalign)?;
         if self.settings.cell.is_some() {
             return self.cells(subject, &counts, &mut buffers);
@@ -58,6 +52,15 @@ impl<P: Backend> Session<'_, P> {
             cycle += 1;
         }
         Ok(())
+    }
+
+    /// Returns the element counts of the sizes. With a matrix of traffic, the only size is that of the file.
+    fn counts<T: Sample>(&self, subject: Subject) -> Result<Vec<usize>, Failure> {
+        let world_size = self.comm.world_size();
+        if subject.collective == Collective::AllToAllV && self.settings.traffic.as_ref().is_some_and(Traffic::is_matrix) {
+            return Ok(vec![self.layout::<T>(subject, 0)?.largest() / world_size]);
+        }
+        Ok(subject.counts(&self.settings.sizes, size_of::<T>(), world_size, self.settings.subset.is_some()))
     }
 
     /// Returns the prediction for a row's call, if requested.
