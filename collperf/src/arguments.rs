@@ -27,7 +27,8 @@ pub(crate) const IS_ONE_RANK: &str = "--is-one-rank";
 /// FOLDER` merges the traces that ranks have written, and `collperf report A.json B.json` compares two results
 /// (`collperf report CELLS.csv` those of several libraries).
 /// `collperf doctor` reports what this machine has and lacks, and whether ranks can reach each other; `collperf pairs`
-/// measures every pair of hosts and names the slow ones; `collperf stragglers` names the rank that others wait for;
+/// measures every pair of hosts and names the slow ones; `collperf osu_latency`, `osu_bw`, `osu_bibw`, `osu_mbw_mr` and
+/// `osu_iallreduce` measure what OSU's benchmarks of these names measure; `collperf stragglers` names the rank that others wait for;
 /// `collperf install-links FOLDER` makes links with the names of nccl-tests' programs. Each of these has its own
 /// --help.
 #[derive(Debug, Clone, Parser)]
@@ -106,6 +107,11 @@ pub(crate) struct Arguments {
     /// Leave this many of the first calls out of the statistics of separately timed calls (-I 1, -J, --csv)
     #[arg(short = 'K', long = "per_iter_skip", alias = "per-iter-skip", value_name = "N", default_value_t = 0)]
     pub(crate) skip: u32,
+    /// Below each row, print percentiles (50, 99, 99.9) and a histogram of separately timed calls, with the pauses of
+    /// the machine that are to be expected in the same time. To count the pauses, every rank first reads the clock for
+    /// 200 ms and notes the gaps
+    #[arg(long)]
+    pub(crate) histogram: bool,
     /// 1: print the time of day (UTC) in each row
     #[arg(short = 'S', long = "report_timestamps", alias = "report-timestamps", value_name = "0/1", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
     pub(crate) timestamps: u8,

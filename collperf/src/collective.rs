@@ -203,7 +203,20 @@ impl FromStr for Collective {
 }
 
 /// Words other than collectives that can be given instead of one.
-const COMMANDS: [&str; 7] = ["all", "report", "trace", "doctor", "pairs", "stragglers", "install-links"];
+const COMMANDS: [&str; 12] = [
+    "all",
+    "report",
+    "trace",
+    "doctor",
+    "pairs",
+    "stragglers",
+    "install-links",
+    "osu_latency",
+    "osu_bw",
+    "osu_bibw",
+    "osu_mbw_mr",
+    "osu_iallreduce",
+];
 /// Beginnings of names of programs and functions; they may also end with `perf`.
 const PREFIXES: [&str; 3] = ["osu", "mpi", "nccl"];
 const SUFFIX: &str = "perf";
@@ -272,6 +285,7 @@ mod tests {
             ("brodcast", "broadcast"),
             ("straggler", "stragglers"),
             ("pair", "pairs"),
+            ("osu_latncy", "osu_latency"),
         ] {
             let message = text.parse::<Collective>().unwrap_err();
             assert!(message.contains(&format!("{text:?}: not known (did you mean {name}?); one of all_reduce, ")), "{message}");

@@ -4,6 +4,7 @@ use crate::arguments::{Arguments, Backend, RankKind};
 use crate::collective::Collective;
 use crate::environment::Environment;
 use crate::failure::Failure;
+use crate::traffic::Traffic;
 
 /// Why there are no predictions for devices.
 pub(crate) const EXPLAIN_ON_DEVICE: &str = "--explain: NCCL gives no predictions for calls on devices; use --backend host";
@@ -53,6 +54,13 @@ pub(crate) fn refuse(arguments: &Arguments, environment: &Environment, asks_for_
             "NCCL_TESTS_SPLIT={subset} --cell-ms: --cell-ms measures all ranks together; unset the variable"
         )));
     }
+    if graph > 0 && arguments.histogram {
+        return Err(Failure::usage(format!("-G {graph} --histogram: calls inside a graph cannot be timed separately; leave out -G")));
+    }
+    let is_csv = arguments.csv.as_deref() == Some(std::path::Path::new("-"));
+    if arguments.histogram && (is_csv || arguments.cell_ms.is_some()) {
+        return Err(Failure::usage("--histogram: histograms stand below the rows of the table, so leave out --csv - and --cell-ms"));
+    }
     if let Some(other) = other_than_markdown(arguments).filter(|_| arguments.markdown) {
         return Err(Failure::usage(format!(
             "--markdown {other}: Markdown tables cannot show the output of {other}; use --csv FILE or -J FILE"
@@ -64,7 +72,7 @@ pub(crate) fn refuse(arguments: &Arguments, environment: &Environment, asks_for_
         ));
     }
     refuse_one_file_for_two(arguments)?;
-    if arguments.skip > 0 && arguments.per_iteration == 0 && arguments.json.is_none() && arguments.csv.is_none() {
+    if arguments.skip > 0 && arguments.per_iteration == 0 && !arguments.histogram && arguments.json.is_none() && arguments.csv.is_none() {
         return Err(Failure::usage(format!("-K {}: no calls are timed separately, so there are none to skip; add -I 1", arguments.skip)));
     }
     if arguments.skip >= arguments.iterations {
@@ -96,6 +104,7 @@ fn other_than_markdown(arguments: &Arguments) -> Option<&'static str> {
         ("-S 1", arguments.timestamps == 1),
         ("-C 1", arguments.device.issue_time == 1),
         ("--explain", arguments.explain),
+        ("--histogram", arguments.histogram),
         ("--cell-ms", arguments.cell_ms.is_some()),
         ("--csv -", is_csv),
     ];
@@ -103,7 +112,14 @@ fn other_than_markdown(arguments: &Arguments) -> Option<&'static str> {
 }
 
 /// Refuses `-m` for calls that cannot be grouped, and variables that a collective would have to ignore.
-pub(crate) fn refuse_of(arguments: &Arguments, environment: &Environment, collectives: &[Collective]) -> Result<(), Failure> {
+///
+/// `is_sweep`: whether the command line asks for several sizes.
+pub(crate) fn refuse_of(
+    arguments: &Arguments,
+    environment: &Environment,
+    collectives: &[Collective],
+    is_sweep: bool,
+) -> Result<(), Failure> {
     let aggregated = arguments.aggregated;
     if aggregated > 1 && arguments.cell_ms.is_some() {
         return Err(Failure::usage(format!("-m {aggregated} --cell-ms: cells are measured without groups; leave out -m")));
@@ -111,10 +127,17 @@ pub(crate) fn refuse_of(arguments: &Arguments, environment: &Environment, collec
     if aggregated > 1 && collectives.contains(&Collective::Hypercube) {
         return Err(Failure::usage(format!("-m {aggregated}: the steps of hypercube wait for each other, so its calls cannot be grouped")));
     }
-    match &environment.other_shares {
-        Some(variable) if collectives.contains(&Collective::AllToAllV) => {
-            Err(Failure::usage(format!("{variable}: collperf chooses the block sizes of all_to_all_v; unset the variable")))
-        }
-        _ => Ok(()),
+    let only_exchange = collectives == [Collective::AllToAllV];
+    let is_matrix = environment.traffic.as_ref().is_some_and(Traffic::is_matrix);
+    if is_matrix && only_exchange && is_sweep {
+        return Err(Failure::usage(
+            "NCCL_TESTS_ALLTOALLV_MATRIX_FILE: the sizes come from the file, so there is no sweep; leave out -b, -e and --sizes",
+        ));
     }
+    if is_matrix && arguments.explain && collectives.contains(&Collective::AllToAllV) {
+        return Err(Failure::usage(
+            "NCCL_TESTS_ALLTOALLV_MATRIX_FILE --explain: there are no predictions for a matrix; leave out --explain",
+        ));
+    }
+    Ok(())
 }

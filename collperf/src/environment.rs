@@ -1,7 +1,10 @@
 //! The variables of nccl-tests. None is ignored: values that are not supported are refused.
 
+use std::path::Path;
+
 use crate::failure::Failure;
 use crate::subset::Subset;
+use crate::traffic::Traffic;
 
 /// The values of these variables.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -12,30 +15,50 @@ pub(crate) struct Environment {
     pub(crate) subset: Option<Subset>,
     /// The device of the first rank of a process.
     pub(crate) first_device: Option<usize>,
-    /// A variable that asks for shares of `alltoallv` that are not supported here, and its value.
-    pub(crate) other_shares: Option<String>,
+    /// The blocks of `all_to_all_v`, if they differ from this program's own.
+    pub(crate) traffic: Option<Traffic>,
+    /// Whether to print the bytes and bandwidths of each rank in `all_to_all_v`.
+    pub(crate) traffic_summary: bool,
 }
-
-/// Variables of nccl-tests' `alltoallv` only.
-const SHARES: [&str; 4] = [
-    "NCCL_TESTS_ALLTOALLV_MATRIX_FILE",
-    "NCCL_TESTS_ALLTOALLV_MATRIX_SCALE",
-    "NCCL_TESTS_ALLTOALLV_SPREAD",
-    "NCCL_TESTS_ALLTOALLV_PRINT_SUMMARY",
-];
 
 impl Environment {
     /// Reads the variables through `read`; an empty one counts as unset.
     pub(crate) fn read(read: &dyn Fn(&str) -> Option<String>) -> Result<Self, Failure> {
         let text = |name: &str| read(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
-        let other_shares = SHARES.into_iter().find_map(|name| text(name).map(|value| format!("{name}={value:?}")));
         Ok(Self {
             least_busbw: text("NCCL_TESTS_MIN_BW").map(|value| bandwidth(&value)).transpose()?,
             subset: subset(text("NCCL_TESTS_SPLIT"), text("NCCL_TESTS_SPLIT_MASK"))?,
             first_device: text("NCCL_TESTS_DEVICE").map(|value| device(&value)).transpose()?.flatten(),
-            other_shares,
+            traffic: traffic(&text)?,
+            traffic_summary: text("NCCL_TESTS_ALLTOALLV_PRINT_SUMMARY").map(|value| switch(&value)).transpose()?.unwrap_or(false),
         })
     }
+}
+
+/// Returns the blocks of `all_to_all_v` that the variables ask for.
+fn traffic(text: &dyn Fn(&str) -> Option<String>) -> Result<Option<Traffic>, Failure> {
+    let [file, scale, spread] = ["MATRIX_FILE", "MATRIX_SCALE", "SPREAD"].map(|name| text(&format!("NCCL_TESTS_ALLTOALLV_{name}")));
+    let number = |name: &str, value: &str, most: f64| {
+        let number = value.parse::<f64>().ok().filter(|number| (0.0..=most).contains(number));
+        number.ok_or_else(|| Failure::usage(format!("NCCL_TESTS_ALLTOALLV_{name}={value:?}: expected a number from 0 to {most}")))
+    };
+    let factor = scale.as_deref().map(|scale| number("MATRIX_SCALE", scale, 1e12)).transpose()?;
+    let spread = spread.as_deref().map(|spread| number("SPREAD", spread, 1.0)).transpose()?;
+    match (file, factor, spread) {
+        (Some(_), _, Some(_)) => {
+            Err(Failure::usage("NCCL_TESTS_ALLTOALLV_SPREAD: NCCL_TESTS_ALLTOALLV_MATRIX_FILE is also set; unset one of the two variables"))
+        }
+        (Some(file), factor, None) => Traffic::read(Path::new(&file), factor.unwrap_or(1.0)).map(Some),
+        (None, Some(_), _) => {
+            Err(Failure::usage("NCCL_TESTS_ALLTOALLV_MATRIX_SCALE: there is no matrix to scale; set NCCL_TESTS_ALLTOALLV_MATRIX_FILE too"))
+        }
+        (None, None, spread) => Ok(spread.map(Traffic::Spread)),
+    }
+}
+
+fn switch(text: &str) -> Result<bool, Failure> {
+    let number = text.parse::<i64>().map(|number| number != 0);
+    number.map_err(|_| Failure::usage(format!("NCCL_TESTS_ALLTOALLV_PRINT_SUMMARY={text:?}: expected 0 or 1")))
 }
 
 fn bandwidth(text: &str) -> Result<f64, Failure> {
@@ -78,7 +101,8 @@ mod tests {
         assert_eq!(read(&[("NCCL_TESTS_SPLIT", " "), ("NCCL_TESTS_DEVICE", "")]), Ok(Environment::default()));
         let all = read(&[("NCCL_TESTS_MIN_BW", "2.5"), ("NCCL_TESTS_DEVICE", "3"), ("NCCL_TESTS_ALLTOALLV_SPREAD", "0")]).unwrap();
         assert_eq!((all.least_busbw, all.first_device), (Some(2.5), Some(3)));
-        assert_eq!(all.other_shares.as_deref(), Some("NCCL_TESTS_ALLTOALLV_SPREAD=\"0\""));
+        assert_eq!((all.traffic, all.traffic_summary), (Some(Traffic::Spread(0.0)), false));
+        assert!(read(&[("NCCL_TESTS_ALLTOALLV_PRINT_SUMMARY", "1")]).unwrap().traffic_summary);
         assert_eq!(read(&[("NCCL_TESTS_DEVICE", "-1")]), Ok(Environment::default()));
         assert_eq!(read(&[("NCCL_TESTS_SPLIT_MASK", "7")]).unwrap().subset, read(&[("NCCL_TESTS_SPLIT", "& 0x7")]).unwrap().subset);
     }
@@ -93,11 +117,17 @@ mod tests {
             ("NCCL_TESTS_DEVICE", "-2"),
             ("NCCL_TESTS_DEVICE", "70000"),
             ("NCCL_TESTS_SPLIT", "XOR 1"),
+            ("NCCL_TESTS_ALLTOALLV_SPREAD", "1.5"),
+            ("NCCL_TESTS_ALLTOALLV_MATRIX_SCALE", "-1"),
+            ("NCCL_TESTS_ALLTOALLV_PRINT_SUMMARY", "yes"),
             ("NCCL_TESTS_SPLIT_MASK", "g"),
         ] {
             let said = read(&[(name, value)]).unwrap_err();
             assert!(said.starts_with(&format!("{name}={value:?}: ")), "{said}");
         }
         assert!(read(&[("NCCL_TESTS_SPLIT", "MOD 2"), ("NCCL_TESTS_SPLIT_MASK", "1")]).is_err());
+        assert!(read(&[("NCCL_TESTS_ALLTOALLV_MATRIX_SCALE", "2")]).unwrap_err().contains("no matrix to scale"));
+        let both = [("NCCL_TESTS_ALLTOALLV_MATRIX_FILE", "x"), ("NCCL_TESTS_ALLTOALLV_SPREAD", "1")];
+        assert!(read(&both).unwrap_err().contains("unset one of the two"));
     }
 }

@@ -35,6 +35,22 @@ pub(crate) struct Flags {
 }
 
 impl Flags {
+    /// Returns how many ranks this process will start; `None` if it is a rank itself.
+    pub(crate) fn ranks_to_start(&self) -> Option<usize> {
+        let starts = !self.is_one_rank && launcher().is_none();
+        starts.then(|| self.ranks.map_or(DEFAULT_RANKS, usize::from))
+    }
+
+    /// Returns the name of the transport, as in CSV and JSON.
+    pub(crate) fn transport(&self) -> &'static str {
+        self.transport.name()
+    }
+
+    /// Returns the variable of a launcher that has started the ranks; `None` if this program has.
+    pub(crate) fn launcher_of_ranks(&self) -> Option<&'static str> {
+        if self.is_one_rank { None } else { launcher() }
+    }
+
     /// Whether there are ranks: those of a launcher, or those that `-g` requests.
     pub(crate) fn are_ranks(&self) -> bool {
         self.is_one_rank || self.ranks.is_some() || launcher().is_some()
@@ -58,9 +74,10 @@ pub(crate) fn run(flags: &Flags, task: impl FnOnce(&Communicator) -> Result<u8, 
 
 /// Runs a task that makes the communicator itself on every rank; returns the exit code.
 pub(crate) fn run_as(flags: &Flags, task: impl FnOnce(collectives::Builder) -> Result<u8, Failure>) -> Result<u8, Failure> {
-    let launcher = launcher();
-    match (flags.is_one_rank, launcher, flags.ranks) {
-        (false, None, ranks) => processes(ranks.map_or(DEFAULT_RANKS, usize::from)),
+    if let Some(ranks) = flags.ranks_to_start() {
+        return processes(ranks);
+    }
+    match (flags.is_one_rank, launcher(), flags.ranks) {
         (false, Some(launcher), Some(ranks)) => {
             Err(Failure::usage(format!("-g {ranks}: {launcher} is set, so this process is one rank of a launcher's job; leave out -g")))
         }

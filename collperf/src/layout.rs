@@ -2,6 +2,7 @@
 //! each place.
 
 use crate::collective::Collective;
+use crate::traffic::Exchange;
 
 /// The origin of a run of elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +31,8 @@ pub(crate) struct Layout {
     count: usize,
     /// Each rank's share of the whole; all have `count` elements unless the collective is uneven.
     shares: Vec<usize>,
+    /// The blocks of `all_to_all_v`, if they are not those of the shares.
+    exchange: Option<Exchange>,
 }
 
 impl Layout {
@@ -38,12 +41,37 @@ impl Layout {
             _ if collective.is_uneven() => uneven_shares(count, world_size),
             _ => vec![count; world_size],
         };
-        Self { collective, world_size, root, count, shares }
+        Self { collective, world_size, root, count, shares, exchange: None }
+    }
+
+    /// Returns the layout with these blocks, if it is that of `all_to_all_v`.
+    pub(crate) fn with_exchange(self, exchange: Option<Exchange>) -> Self {
+        let exchange = exchange.filter(|_| self.collective == Collective::AllToAllV);
+        Self { exchange, ..self }
+    }
+
+    /// Returns the elements per block, or of the whole vector.
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Returns the elements of the larger of a rank's two buffers, on the rank with the most.
+    pub(crate) fn largest(&self) -> usize {
+        let usual = || self.collective.bytes(self.count, 1, self.world_size);
+        self.exchange.as_ref().map_or_else(usual, |exchange| exchange.largest().unwrap_or(usize::MAX))
+    }
+
+    /// Returns the lengths of the blocks that a rank receives in `all_to_all_v`; [`Layout::counts`] has those it sends.
+    pub(crate) fn received_counts(&self, rank: usize) -> Vec<usize> {
+        self.exchange.as_ref().map_or_else(|| self.counts(rank), |exchange| exchange.receives(rank))
     }
 
     /// Returns the shares of the uneven forms, one for each rank. In `all_to_all_v`, rank `r`'s block for `q` is as
     /// long as share `r + q`.
     pub(crate) fn counts(&self, rank: usize) -> Vec<usize> {
+        if let Some(exchange) = &self.exchange {
+            return exchange.sends(rank);
+        }
         match self.collective {
             Collective::AllToAllV => (0..self.world_size).map(|peer| self.shares[(rank + peer) % self.world_size]).collect(),
             _ => self.shares.clone(),
@@ -63,7 +91,8 @@ impl Layout {
             Collective::AllGather | Collective::AllGatherV | Collective::Gather | Collective::GatherV | Collective::Hypercube => {
                 self.shares[rank]
             }
-            Collective::ReduceScatter | Collective::ReduceScatterV | Collective::AllToAll | Collective::AllToAllV => self.whole(),
+            Collective::AllToAllV => self.counts(rank).iter().sum(),
+            Collective::ReduceScatter | Collective::ReduceScatterV | Collective::AllToAll => self.whole(),
             Collective::Scatter | Collective::ScatterV => self.only(rank == self.root, self.whole()),
             Collective::Barrier => 0,
         }
@@ -138,7 +167,7 @@ impl Layout {
 
     /// Returns what this rank receives in `all_to_all_v`.
     fn exchanged(&self, rank: usize) -> Vec<Run> {
-        let counts = self.counts(rank);
+        let counts = self.received_counts(rank);
         (0..self.world_size)
             .map(|from| {
                 let origin = Origin::Of { rank: from, start: before(&self.counts(from), rank) };
@@ -165,6 +194,7 @@ fn uneven_shares(count: usize, world_size: usize) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::traffic::Traffic;
 
     /// Returns where the last run ends.
     fn end(runs: &[Run]) -> usize {
@@ -180,6 +210,18 @@ mod tests {
                 })
             })
         })
+    }
+
+    #[test]
+    fn blocks_of_a_matrix_arrive_from_where_they_were_sent() {
+        let traffic = Traffic::Matrix { side: 3, bytes: vec![0, 32, 16, 160, 0, 48, 0, 0, 16] };
+        let layout = Layout::new(Collective::AllToAllV, 3, 0, 5).with_exchange(traffic.exchange(3, 0, 4).ok());
+        assert_eq!((layout.source_length(0), layout.source_length(1), layout.largest()), (12, 52, 52));
+        let run = |start, length, rank, from| Run { start, length, origin: Origin::Of { rank, start: from } };
+        assert_eq!(layout.expected(0), [run(0, 0, 0, 0), run(0, 40, 1, 0), run(40, 0, 2, 0)]);
+        assert_eq!(layout.expected(2), [run(0, 4, 0, 8), run(4, 12, 1, 40), run(16, 4, 2, 0)]);
+        let other = Layout::new(Collective::AllReduce, 3, 0, 5).with_exchange(traffic.exchange(3, 0, 4).ok());
+        assert_eq!((other.largest(), other.source_length(1)), (5, 5));
     }
 
     #[test]

@@ -11,6 +11,9 @@ use crate::collective::Collective;
 use crate::failure::Failure;
 use crate::report::answer;
 
+/// The names of OSU's benchmarks that this program has.
+const OSU: [&str; 5] = ["osu_latency", "osu_bw", "osu_bibw", "osu_mbw_mr", "osu_iallreduce"];
+
 /// Returns the command line, with this program's name instead of a test's: `all_reduce_perf -g 2` becomes `collperf
 /// --nccl-tests-defaults all_reduce -g 2`.
 pub(crate) fn words() -> Vec<OsString> {
@@ -20,6 +23,9 @@ pub(crate) fn words() -> Vec<OsString> {
 fn renamed(words: Vec<OsString>) -> Vec<OsString> {
     // A rank started by a copy with such a name already has a converted command line.
     let is_made = words.get(1).is_some_and(|word| word == IS_ONE_RANK);
+    if let Some(benchmark) = words.first().and_then(|program| benchmark_of(program)).filter(|_| !is_made) {
+        return ["collperf", benchmark].into_iter().map(OsString::from).chain(words.into_iter().skip(1)).collect();
+    }
     match words.first().and_then(|program| test_of(program)).filter(|_| !is_made) {
         Some(test) => {
             ["collperf", "--nccl-tests-defaults", test.name()].into_iter().map(OsString::from).chain(words.into_iter().skip(1)).collect()
@@ -41,6 +47,12 @@ fn test_of(program: &OsStr) -> Option<Collective> {
     tests().find(|(known, _)| is_it(known)).map(|(_, collective)| collective)
 }
 
+/// Returns OSU's benchmark that a program's name stands for.
+fn benchmark_of(program: &OsStr) -> Option<&'static str> {
+    let name = Path::new(program).file_name()?.to_str()?;
+    OSU.into_iter().find(|known| *known == name)
+}
+
 /// Makes links with the names of nccl-tests' programs (all_reduce_perf, alltoall_perf and so on), so that scripts find
 /// them.
 ///
@@ -53,11 +65,14 @@ pub(crate) struct Arguments {
     /// Text at the end of each name, like nccl-tests' NAME_SUFFIX: for example _mpi
     #[arg(long, value_name = "TEXT", default_value = "")]
     suffix: String,
+    /// Make links with the names of OSU's benchmarks instead: osu_latency, osu_bw, osu_bibw, osu_mbw_mr, osu_iallreduce
+    #[arg(long, conflicts_with = "suffix")]
+    osu: bool,
 }
 
 /// Makes the links.
 pub(crate) fn install(arguments: &Arguments) -> Result<u8, Failure> {
-    let Arguments { folder, suffix } = arguments;
+    let Arguments { folder, suffix, osu } = arguments;
     if !suffix.is_empty() && (!suffix.starts_with('_') || suffix.contains('/')) {
         return Err(Failure::usage(format!("--suffix {suffix}: the suffix must begin with _ and must not contain /")));
     }
@@ -65,7 +80,8 @@ pub(crate) fn install(arguments: &Arguments) -> Result<u8, Failure> {
         return Err(Failure::usage(format!("{}: there is no such folder; create it first", folder.display())));
     }
     let program = std::env::current_exe().map_err(|error| Failure::io("finding the path of this program, to link to it", &error))?;
-    let paths: Vec<PathBuf> = tests().map(|(name, _)| folder.join(format!("{name}{suffix}"))).collect();
+    let names: Vec<&str> = if *osu { OSU.to_vec() } else { tests().map(|(name, _)| name).collect() };
+    let paths: Vec<PathBuf> = names.iter().map(|name| folder.join(format!("{name}{suffix}"))).collect();
     // All or none: obstacles are found first.
     if let Some(taken) = paths.iter().find(|path| fs::symlink_metadata(path).is_ok_and(|there| !there.is_symlink())) {
         return Err(Failure::usage(format!("{}: this file exists and is not a link; move it away first", taken.display())));
@@ -99,7 +115,10 @@ mod tests {
     fn names_of_tests_are_understood() {
         assert_eq!(line("./build/all_reduce_perf -b 8 -g 8"), "collperf --nccl-tests-defaults all_reduce -b 8 -g 8");
         assert_eq!(line("/opt/alltoallv_perf_mpi"), "collperf --nccl-tests-defaults all_to_all_v");
+        assert_eq!(line("./build/osu_bw -m 8"), "collperf osu_bw -m 8");
         for text in [
+            "osu_bw --is-one-rank osu_bw",
+            "osu_bw_perf",
             "all_reduce_perf --is-one-rank --nccl-tests-defaults all_reduce",
             "collperf all_reduce",
             "all_reduce_performance",

@@ -16,6 +16,7 @@ mod job;
 mod layout;
 mod links;
 mod machine;
+mod osu;
 mod output_file;
 mod pairs;
 mod process;
@@ -32,13 +33,16 @@ mod statistics;
 mod stragglers;
 mod subset;
 mod table;
+mod tails;
 mod trace;
+mod traffic;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::Parser;
 use collectives_launch as launch;
+use osu::windows::Kind;
 
 fn main() -> ExitCode {
     // Before anything else: this process may be a launcher's guardian, which measures nothing.
@@ -61,6 +65,11 @@ fn main() -> ExitCode {
         Some("ps") => perform(others, ps::run),
         Some("pairs") => perform(others, pairs::run),
         Some("stragglers") => perform(others, stragglers::run),
+        Some("osu_latency") => perform(others, osu::latency::run),
+        Some("osu_bw") => perform(others, |arguments| osu::windows::run(Kind::OneWay, arguments)),
+        Some("osu_bibw") => perform(others, |arguments| osu::windows::run(Kind::BothWays, arguments)),
+        Some("osu_mbw_mr") => perform(others, |arguments| osu::windows::run(Kind::ManyPairs, arguments)),
+        Some("osu_iallreduce") => perform(others, osu::overlap::run),
         _ => perform(words, start::start),
     }
 }

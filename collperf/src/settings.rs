@@ -15,6 +15,7 @@ use crate::sizes::{self, Step};
 use crate::statistics::Average;
 use crate::subset::Subset;
 use crate::table::Columns;
+use crate::traffic::{Exchange, Traffic};
 
 /// All settings that the ranks need. Every rank makes them from the same command line.
 #[derive(Debug, Clone)]
@@ -70,6 +71,12 @@ pub(crate) struct Settings {
     pub(crate) trace: Option<PathBuf>,
     /// The mean bus bandwidth to reach, in 10^9 bytes per second.
     pub(crate) least_busbw: Option<f64>,
+    /// Whether to print a histogram of single calls below each row.
+    pub(crate) histogram: bool,
+    /// The blocks of `all_to_all_v`, if they differ from this program's own.
+    pub(crate) traffic: Option<Traffic>,
+    /// Whether to print the bytes and bandwidths of each rank in `all_to_all_v`.
+    pub(crate) traffic_summary: bool,
     /// Unsupported combinations, with the reasons. They are not failures, because `all` includes them.
     pub(crate) refused: Vec<String>,
 }
@@ -151,12 +158,13 @@ impl Settings {
         let all_dtypes = arguments.datatype == "all";
         let dtypes = if all_dtypes { DType::ALL.to_vec() } else { vec![arguments.datatype.parse().map_err(|error| known(&error))?] };
         let collectives = collectives(arguments)?;
-        contradictions::refuse_of(arguments, environment, &collectives)?;
+        let (sizes, step) = sizes(arguments)?;
+        let names_sizes = arguments.min_bytes.is_some() || arguments.max_bytes.is_some() || !arguments.sizes.is_empty();
+        contradictions::refuse_of(arguments, environment, &collectives, names_sizes && sizes.len() > 1)?;
         let refused = refused(&collectives, &ops, &dtypes);
         if let Some(refusal) = refused.first().filter(|_| !all_ops && !all_dtypes) {
             return Err(Failure::unsupported(refusal));
         }
-        let (sizes, step) = sizes(arguments)?;
         Ok(Self {
             collectives,
             sizes,
@@ -209,6 +217,9 @@ impl Settings {
             html: arguments.html.clone(),
             trace: arguments.trace.clone(),
             least_busbw: environment.least_busbw,
+            histogram: arguments.histogram,
+            traffic: environment.traffic.clone(),
+            traffic_summary: environment.traffic_summary,
             refused,
         })
     }
@@ -221,6 +232,12 @@ impl Settings {
     /// Checks that this many ranks, together or in groups, can do what was requested.
     pub(crate) fn check_ranks(&self, ranks: usize) -> Result<(), Failure> {
         self.check_root(ranks)?;
+        if self.subset.is_none()
+            && self.collectives.contains(&Collective::AllToAllV)
+            && self.traffic.as_ref().is_some_and(Traffic::is_matrix)
+        {
+            self.exchange(Collective::AllToAllV, ranks, 0, 1)?;
+        }
         let refusal = self.collectives.iter().find_map(|collective| collective.check_ranks(ranks).err());
         // Groups have other sizes, and are checked once they exist.
         refusal.filter(|_| self.subset.is_none()).map_or(Ok(()), |refusal| Err(Failure::usage(refusal)))
@@ -234,9 +251,28 @@ impl Settings {
         }
     }
 
+    /// Returns the blocks of `all_to_all_v`, if they differ from this program's own. `total` is the bytes that each rank
+    /// sends, unless a file says it.
+    pub(crate) fn exchange(
+        &self,
+        collective: Collective,
+        ranks: usize,
+        total: usize,
+        element_bytes: usize,
+    ) -> Result<Option<Exchange>, Failure> {
+        let traffic = self.traffic.as_ref().filter(|_| collective == Collective::AllToAllV);
+        let exchange = traffic.map(|traffic| traffic.exchange(ranks, total, element_bytes)).transpose().map_err(Failure::usage)?;
+        match exchange {
+            Some(exchange) if exchange.largest().is_none_or(|most| most > isize::MAX as usize / element_bytes) => {
+                Err(Failure::usage("all_to_all_v: the blocks of a rank are more bytes than can be counted; use smaller ones"))
+            }
+            exchange => Ok(exchange),
+        }
+    }
+
     /// Whether the time of every single call is needed. Calls in a graph have none.
     pub(crate) fn wants_samples(&self) -> bool {
-        self.device.graph == 0 && (self.columns.per_iteration || self.json.is_some() || self.csv.is_some())
+        self.device.graph == 0 && (self.columns.per_iteration || self.histogram || self.json.is_some() || self.csv.is_some())
     }
 }
 

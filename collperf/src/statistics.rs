@@ -9,6 +9,7 @@ pub(crate) struct Spread {
     pub(crate) p50: f64,
     pub(crate) p95: f64,
     pub(crate) p99: f64,
+    pub(crate) p999: f64,
     /// The standard deviation of the whole population.
     pub(crate) deviation: f64,
 }
@@ -23,8 +24,9 @@ impl Spread {
         let count = sorted.len();
         let mean = sorted.iter().sum::<f64>() / count as f64;
         let variance = sorted.iter().map(|time| (time - mean).powi(2)).sum::<f64>() / count as f64;
-        let percentile = |percent: usize| sorted[(count * percent).div_ceil(100).clamp(1, count) - 1];
-        Some(Self { min, max, mean, p50: sorted[count / 2], p95: percentile(95), p99: percentile(99), deviation: variance.sqrt() })
+        let percentile = |thousandths: usize| sorted[(count * thousandths).div_ceil(1000).clamp(1, count) - 1];
+        let [p95, p99, p999] = [950, 990, 999].map(percentile);
+        Some(Self { min, max, mean, p50: sorted[count / 2], p95, p99, p999, deviation: variance.sqrt() })
     }
 
     /// Returns the deviation in percent of the mean.
@@ -148,7 +150,7 @@ mod tests {
         let times: Vec<f64> = (1..=200).rev().map(f64::from).collect();
         let spread = Spread::of(&times).unwrap();
         assert_eq!((spread.min, spread.max, spread.mean), (1.0, 200.0, 100.5));
-        assert_eq!((spread.p50, spread.p95, spread.p99), (101.0, 190.0, 198.0));
+        assert_eq!((spread.p50, spread.p95, spread.p99, spread.p999), (101.0, 190.0, 198.0, 200.0));
         assert!((spread.deviation - (39999.0_f64 / 12.0).sqrt()).abs() < 1e-9);
         assert!((spread.variation_percent() - spread.deviation / 1.005).abs() < 1e-9);
     }

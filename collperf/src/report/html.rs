@@ -1,25 +1,17 @@
 //! A single-file page for a ticket or an archive: verdict, pictures, table, ranks and environment. It loads no other
-//! files and runs no scripts.
+//! files. Its only script compares results that the reader drops on the page.
 
 use std::fmt::Write as _;
 
 use super::json::Totals;
-use super::picture::escaped;
+use super::picture::{Banner, dark_style, escaped};
 use super::plot;
 use crate::arguments::IS_ONE_RANK;
 use crate::facts::{Gpu, Note, RankFacts, RunFacts};
 use crate::row::{Half, Row};
 
-/// Dark text on white, even if the browser prefers otherwise, as in the pictures.
-const STYLE: &str = "\
-body { font: 14px/1.5 Helvetica, Arial, 'DejaVu Sans', sans-serif; color: #222; background: #fff; max-width: 1200px; margin: 2em auto; padding: 0 1em }\n\
-h1 { font-size: 22px; margin: 0 } h2 { font-size: 16px; margin: 2em 0 .5em }\n\
-p.below { color: #555; margin: .2em 0 1em } p.verdict { border-left: 5px solid; padding: .4em .8em; margin: 1em 0 }\n\
-p.good { border-color: #009e73; background: #eefaf6 } p.bad { border-color: #b3003c; background: #fdeef2 }\n\
-svg { width: 100%; height: auto } div.wide { overflow-x: auto }\n\
-table { border-collapse: collapse; font-size: 13px } th, td { padding: .2em .8em; border-bottom: 1px solid #e4e4e4; text-align: left; white-space: nowrap }\n\
-th { border-bottom: 1px solid #888 } td.number, th.number { text-align: right; font-variant-numeric: tabular-nums } td.bad { background: #fdeef2; font-weight: bold }\n\
-pre { background: #f6f6f6; padding: .6em .8em; white-space: pre-wrap; overflow-wrap: anywhere }\n";
+const STYLE: &str = include_str!("page.css");
+const SCRIPT: &str = include_str!("page.js");
 
 /// The content of a page.
 pub(super) struct Page<'a> {
@@ -46,12 +38,14 @@ impl Page<'_> {
         let (heading, below) = (escaped(&heading), escaped(&below));
         let mut page = format!(
             "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-             <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{heading}</title>\n<style>\n{STYLE}</style>\n</head>\n\
-             <body>\n<h1>{heading}</h1>\n<p class=\"below\">{below}</p>\n"
+             <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{heading}</title>\n<style>\n{STYLE}{}\n</style>\n</head>\n\
+             <body>\n<h1>{heading}</h1>\n<p class=\"below\">{below}</p>\n",
+            dark_style(":is(.chart, .legend)")
         );
         self.notes(&mut page);
         self.verdict(&mut page);
         page += &plot::draw_panels(self.rows);
+        self.comparison(&mut page);
         self.results(&mut page);
         self.ranks(&mut page);
         let _ = writeln!(page, "<h2>Command</h2>\n<pre>{}</pre>", escaped(self.command));
@@ -60,10 +54,34 @@ impl Page<'_> {
     }
 
     fn notes(&self, page: &mut String) {
-        for Note { text, is_warning } in self.facts.notes() {
-            let class = if is_warning { "verdict bad" } else { "below" };
-            let _ = writeln!(page, "<p class=\"{class}\">{}</p>", escaped(&sentence(&text)));
+        if let Some(Banner { text, is_bad }) = plot::banner(self.facts) {
+            let class = if is_bad { "bad" } else { "good" };
+            let _ = writeln!(page, "<p class=\"verdict {class}\">{}</p>", escaped(&sentence(&text)));
         }
+        for Note { text, .. } in self.facts.notes().into_iter().filter(|note| !note.is_warning) {
+            let _ = writeln!(page, "<p class=\"below\">{}</p>", escaped(&sentence(&text)));
+        }
+    }
+
+    /// Adds the place for other results, this page's own results in the form of -J, and the script that compares them.
+    fn comparison(&self, page: &mut String) {
+        let half = |half: &Half| serde_json::json!({ "time": half.time_us, "bus_bw": half.busbw });
+        let row = |row: &Row| {
+            serde_json::json!({
+                "size": row.bytes, "experiment_name": row.collective.name(), "redop": row.op_name(), "type": row.type_name(),
+                "root": row.root.map_or("-1".to_owned(), |root| root.to_string()),
+                "out_of_place": row.out_of_place.as_ref().map(half), "in_place": row.in_place.as_ref().map(half),
+            })
+        };
+        let own = serde_json::json!({
+            "start_time": self.facts.start_time, "results": self.rows.iter().map(row).collect::<Vec<_>>(),
+        });
+        // No text can end the element.
+        let own = own.to_string().replace('<', "\\u003c");
+        *page += "<h2>Compare</h2>\n<div id=\"drop\" tabindex=\"0\">Drop one result of <code>-J</code> here to compare it with this page, \
+                  or two results to compare them with each other. <label>Or choose files: <input type=\"file\" multiple \
+                  accept=\".json\"></label></div>\n<div id=\"compared\"></div>\n";
+        let _ = writeln!(page, "<script type=\"application/json\" id=\"own\">{own}</script>\n<script>\n{SCRIPT}</script>");
     }
 
     fn verdict(&self, page: &mut String) {
@@ -98,7 +116,9 @@ impl Page<'_> {
         let mut names = vec!["collective", "op", "type", "root", "buffers"];
         let words = names.len();
         names.extend(["bytes", "elements", "time (µs)", "algbw (GB/s)", "busbw (GB/s)", "wrong"]);
-        names.extend(spread.then_some(["mean (µs)", "least (µs)", "p50 (µs)", "p95 (µs)", "p99 (µs)", "most (µs)"]).iter().flatten());
+        names.extend(
+            spread.then_some(["mean (µs)", "least (µs)", "p50 (µs)", "p95 (µs)", "p99 (µs)", "p99.9 (µs)", "most (µs)"]).iter().flatten(),
+        );
         let singles = if spread { format!("<p class=\"below\">{}</p>\n", self.singles) } else { String::new() };
         let _ = writeln!(page, "<h2>Results</h2>\n{singles}<div class=\"wide\"><table>\n{}", heads(&names, words));
         for (row, half, in_place) in self.halves() {
@@ -168,8 +188,9 @@ fn result(row: &Row, half: &Half, in_place: bool, spread: bool) -> String {
     let is_wrong = half.wrong.is_some_and(|wrong| wrong > 0);
     number(half.wrong.map_or("–".to_owned(), |wrong| wrong.to_string()), if is_wrong { " bad" } else { "" });
     if spread {
-        let figures = half.spread.as_ref().map(|spread| [spread.mean, spread.min, spread.p50, spread.p95, spread.p99, spread.max]);
-        (0..6).for_each(|place| number(figures.map_or("–".to_owned(), |figures| format!("{:.2}", figures[place])), ""));
+        let figures =
+            half.spread.as_ref().map(|spread| [spread.mean, spread.min, spread.p50, spread.p95, spread.p99, spread.p999, spread.max]);
+        (0..7).for_each(|place| number(figures.map_or("–".to_owned(), |figures| format!("{:.2}", figures[place])), ""));
     }
     format!("<tr>{cells}</tr>")
 }
@@ -258,10 +279,12 @@ mod tests {
         ] {
             assert!(page.contains(part), "{part:?} is not in\n{page}");
         }
-        assert!(
-            !page.contains("<script") && !page.contains("http://")
-                || page.matches("http").count() == page.matches("http://www.w3.org/2000/svg").count()
-        );
+        // It loads nothing.
+        assert_eq!(page.matches("http").count(), page.matches("http://www.w3.org/2000/svg").count());
+        assert!(!page.contains(" src=") && !page.contains("@import") && !page.contains("fetch("));
+        let own = page.split_once("id=\"own\">").unwrap().1.split_once("</script>").unwrap().0;
+        let own: serde_json::Value = serde_json::from_str(own).unwrap();
+        assert_eq!((&own["results"][0]["size"], &own["results"][0]["out_of_place"]["time"]), (&1024.into(), &2.0.into()));
     }
 
     #[test]

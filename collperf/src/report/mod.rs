@@ -10,16 +10,15 @@ mod markdown;
 mod output;
 mod picture;
 pub(crate) mod plot;
+mod progress;
 mod prometheus;
 mod results;
 
 use std::fs::File;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
-
-use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::collective::Collective;
 use crate::facts::RunFacts;
@@ -34,6 +33,7 @@ use accuracy::Accuracy;
 use heading::heading;
 pub(crate) use output::{answer, end_unread, say, tell_written};
 use output::{has_table, unwritten};
+pub(crate) use progress::Progress;
 use results::{Results, Shared, Tally, locked, write_when_interrupted};
 
 /// How long to wait, after another rank was lost, for a signal that may have ended both.
@@ -45,7 +45,7 @@ pub(crate) struct Report<'a> {
     facts: RunFacts,
     has_table: bool,
     csv: Option<Csv>,
-    bar: ProgressBar,
+    progress: Progress,
     /// The results that are written to files at the end.
     results: Shared,
     /// The totals of the current collective.
@@ -62,17 +62,17 @@ struct Csv {
 }
 
 impl<'a> Report<'a> {
-    /// Opens the files. `row_count` is the expected number of rows.
-    pub(crate) fn open(settings: &'a Settings, facts: RunFacts, row_count: usize) -> Result<Self, Failure> {
+    /// Opens the files. `rows` are the bytes of the expected rows of one cycle.
+    pub(crate) fn open(settings: &'a Settings, facts: RunFacts, rows: &[usize]) -> Result<Self, Failure> {
         let has_table = has_table(settings);
-        let bar = progress(row_count, settings.cycles);
+        let progress = Progress::begin(rows.iter().copied(), settings.cycles);
         let results = Arc::new(Mutex::new(Results::new(settings, facts.clone())?));
         if let Some(path) = &settings.trace {
             OutputFile::new(path)?;
         }
         let csv = settings.csv.as_ref().map(Csv::open).transpose()?;
-        write_when_interrupted(&results, &bar);
-        let mut report = Self { settings, facts, has_table, csv, bar, results, here: Tally::default(), accuracy: Accuracy::default() };
+        write_when_interrupted(&results, &progress.bar());
+        let mut report = Self { settings, facts, has_table, csv, progress, results, here: Tally::default(), accuracy: Accuracy::default() };
         if let Some(path) = settings.json.as_ref().filter(|_| has_table) {
             report.print(&format!("# Writing JSON output to {}\n", path.display()))?;
         }
@@ -100,7 +100,7 @@ impl<'a> Report<'a> {
 
     /// Shows on a terminal what is being measured.
     pub(crate) fn working_on(&self, what: &str) {
-        self.bar.set_message(what.to_owned());
+        self.progress.working_on(what);
     }
 
     /// Records and prints a row.
@@ -109,7 +109,7 @@ impl<'a> Report<'a> {
         locked(&self.results).add(&row);
         self.here.add(&row);
         self.accuracy.add(&row);
-        self.bar.inc(1);
+        self.progress.done(row.bytes);
         if self.settings.markdown {
             self.print(&markdown::row(&row))?;
         }
@@ -122,6 +122,11 @@ impl<'a> Report<'a> {
         let lines =
             if self.settings.cell.is_some() { csv::cell(&row, transport, predictions) } else { csv::sweep(&row, transport, predictions) };
         self.write_csv(&lines)
+    }
+
+    /// Prints comment lines below a row, if there is a table.
+    pub(crate) fn remark(&mut self, lines: &str) -> Result<(), Failure> {
+        if self.has_table { self.print(lines) } else { Ok(()) }
     }
 
     /// Records a combination that the library refused.
@@ -150,7 +155,7 @@ impl<'a> Report<'a> {
 
     /// Writes the files and returns the exit code.
     pub(crate) fn finish(self) -> Result<u8, Failure> {
-        self.bar.finish_and_clear();
+        self.progress.finish();
         let refused = locked(&self.results).refused().to_vec();
         if !refused.is_empty() {
             let mut text = String::from("# These calls were not made, because they are not supported:\n");
@@ -173,7 +178,7 @@ impl<'a> Report<'a> {
             // The signal that ended that rank may be about to reach this one, and would be the better reason.
             thread::sleep(SIGNALS_COME);
         }
-        self.bar.abandon();
+        self.progress.bar().abandon();
         match locked(&self.results).abandon(failure) {
             Ok(written) => written.iter().for_each(|file| say(&format!("wrote the results so far to {file}"))),
             Err(error) => say(&error.message),
@@ -182,13 +187,13 @@ impl<'a> Report<'a> {
 
     fn write_csv(&mut self, text: &str) -> Result<(), Failure> {
         let Some(csv) = &mut self.csv else { return Ok(()) };
-        let written = self.bar.suspend(|| csv.to.write_all(text.as_bytes()).and_then(|()| csv.to.flush()));
+        let written = self.progress.suspend(|| csv.to.write_all(text.as_bytes()).and_then(|()| csv.to.flush()));
         written.map_err(|error| self.unwritten("writing CSV", &error))
     }
 
     /// Prints to standard output, above the progress bar.
     fn print(&self, text: &str) -> Result<(), Failure> {
-        let written = self.bar.suspend(|| {
+        let written = self.progress.suspend(|| {
             let mut out = io::stdout().lock();
             out.write_all(text.as_bytes()).and_then(|()| out.flush())
         });
@@ -214,16 +219,4 @@ impl Csv {
         let file = File::create(path).map_err(|error| Failure::io(format!("creating {}", path.display()), &error))?;
         Ok(Self { to: Box::new(file), file: Some(told) })
     }
-}
-
-/// Returns a progress bar on standard error, hidden if that is not a terminal.
-fn progress(row_count: usize, cycles: usize) -> ProgressBar {
-    if !io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    if cycles == 0 {
-        return ProgressBar::new_spinner();
-    }
-    let style = ProgressStyle::with_template("{elapsed_precise} {bar:32} {pos}/{len} {wide_msg}");
-    ProgressBar::new((row_count * cycles) as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }

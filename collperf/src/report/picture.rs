@@ -12,7 +12,6 @@ const PANEL_WIDTH: f64 = 490.0;
 /// The height of a single pair of panels, and of each of several pairs.
 const PANEL_HEIGHT: f64 = 380.0;
 const SMALL_HEIGHT: f64 = 200.0;
-const TITLE_HEIGHT: f64 = 72.0;
 const FIRST_PANEL: f64 = 112.0;
 const PANEL_LEFT: [f64; 2] = [76.0, 676.0];
 /// The distance from the bottom of a pair of panels to its legend, and from the end of the legend to the next pair.
@@ -23,8 +22,27 @@ const LEGEND_LINE: f64 = 22.0;
 const MOST_SERIES: usize = 30;
 /// Colours that remain distinct for colour-blind readers and on paper. No two lines of a pair of panels have the same.
 const COLOURS: [&str; 10] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a4fa3", "#8c6d31", "#444444", "#b3003c"];
-/// The colour of warnings.
-const WARNING: &str = "#b3003c";
+/// The same colours on a dark ground.
+const DARK_COLOURS: [&str; 10] =
+    ["#4aa8ee", "#ff8c42", "#2fc79a", "#e79bc6", "#f2b632", "#8fd3ff", "#b48ae0", "#c9a95a", "#bbbbbb", "#ff6b8e"];
+/// The colours of texts, lines and grounds, and the same on a dark ground.
+const GREYS: [(&str, &str); 10] = [
+    ("white", "#16181d"),
+    ("#222", "#e2e2e2"),
+    ("#555", "#b4b4b4"),
+    ("#777", "#999"),
+    ("#888", "#777"),
+    ("#dcdcdc", "#3a3d45"),
+    ("#e4e4e4", "#34373e"),
+    ("#f2f2f2", "#26292f"),
+    ("#eefaf6", "#12302a"),
+    ("#fdeef2", "#3d1522"),
+];
+/// The colours of a banner's text and ground: the machine was quiet, or it was not.
+const GOOD: [&str; 2] = ["#009e73", "#eefaf6"];
+const BAD: [&str; 2] = ["#b3003c", "#fdeef2"];
+/// The height of the banner, with the space below it.
+const BANNER: f64 = 42.0;
 
 /// One line in each panel.
 #[derive(Debug, Clone)]
@@ -71,8 +89,16 @@ impl Figure {
 pub(super) struct Title<'a> {
     pub(super) heading: &'a str,
     pub(super) below: &'a str,
-    /// The reasons why the figures are less reliable; may be empty.
-    pub(super) warning: &'a str,
+    /// The state of the machine, if it is known.
+    pub(super) banner: Option<Banner>,
+}
+
+/// What readers must know of the machine before they trust the figures.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Banner {
+    pub(crate) text: String,
+    /// Whether the figures are less reliable.
+    pub(crate) is_bad: bool,
 }
 
 /// The figure of a point that a panel shows.
@@ -112,59 +138,103 @@ impl Block<'_> {
     }
 }
 
-/// Draws one pair of panels, or one for each group if there are more lines than colours.
-pub(super) fn picture(title: Option<&Title<'_>>, series: &[Series]) -> String {
-    let blocks = blocks(series);
-    let end = blocks.last().map_or(0.0, |block| block.legend_top() + block.legend_height() + 12.0);
-    // Without a title, the picture begins below the title's place.
-    let top = if title.is_some() { 0.0 } else { TITLE_HEIGHT };
-    let height = end - top;
+/// Draws one pair of panels for each group.
+pub(super) fn picture(title: &Title<'_>, series: &[Series]) -> String {
+    let first = FIRST_PANEL + if title.banner.is_some() { BANNER } else { 0.0 };
+    let blocks = blocks(series, first);
+    let height = blocks.last().map_or(0.0, |block| block.legend_top() + block.legend_height() + 12.0);
     let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" viewBox=\"0 {top} {WIDTH} {height}\" \
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" viewBox=\"0 0 {WIDTH} {height}\" \
          font-family=\"Helvetica, Arial, 'DejaVu Sans', sans-serif\" font-size=\"16\" fill=\"#222\">\n\
-         <rect y=\"{top}\" width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
+         <style>{}</style>\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
+        dark_style("svg")
     );
-    if let Some(title) = title {
-        write_title(&mut svg, title);
-    }
+    write_title(&mut svg, title);
     for block in &blocks {
         for (left, (name, value)) in PANEL_LEFT.into_iter().zip(VALUES) {
-            // All pairs have the same axes, so that they can be compared.
-            let shown = || blocks.iter().flat_map(|block| &block.series);
-            panel(&mut svg, block, left, name, value, shown);
+            panel(&mut svg, block, left, name, value, || shown(&blocks));
         }
         legend(&mut svg, block);
     }
     svg + "</svg>\n"
 }
 
+/// Returns the series of all pairs: these have the same axes, so that they can be compared.
+fn shown<'a>(blocks: &'a [Block<'a>]) -> impl Iterator<Item = &'a &'a Series> {
+    blocks.iter().flat_map(|block| &block.series)
+}
+
+/// Draws the same panels, each as a picture of its own for a page of any width, and with a legend as text.
+pub(super) fn panels(series: &[Series]) -> String {
+    let blocks = blocks(series, FIRST_PANEL);
+    let mut page = String::new();
+    for block in &blocks {
+        page += "<div class=\"pair\">\n";
+        for (left, (name, value)) in PANEL_LEFT.into_iter().zip(VALUES) {
+            let [x, y, width, height] = [left - 70.0, block.top - 36.0, PANEL_WIDTH + 84.0, block.height + 84.0];
+            let _ = writeln!(
+                page,
+                "<svg class=\"chart\" xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"{x} {y} {width} {height}\" font-size=\"17\" fill=\"#222\">"
+            );
+            panel(&mut page, block, left, name, value, || shown(&blocks));
+            page += "</svg>\n";
+        }
+        page += "</div>\n";
+        legend_as_text(&mut page, block);
+    }
+    page
+}
+
+/// Writes the names of the lines, each after a piece of the line.
+fn legend_as_text(page: &mut String, block: &Block<'_>) {
+    *page += "<p class=\"legend\">\n";
+    for (series, colour) in block.series.iter().zip(&block.colours) {
+        *page += "<span><svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 34 12\">";
+        line(page, *colour, series.dashed, &[(4.0, 6.0), (30.0, 6.0)]);
+        let _ = writeln!(page, "</svg>{}</span>", escaped(&series.label));
+    }
+    if block.left_out > 0 {
+        let _ = writeln!(page, "<span>and {} more lines that are not drawn</span>", block.left_out);
+    }
+    *page += "</p>\n";
+}
+
+/// Returns the rules that give pictures inside `within` other colours if the reader prefers a dark ground. Presentation
+/// attributes stay, for programs that do not know such rules.
+pub(super) fn dark_style(within: &str) -> String {
+    let colours = COLOURS.iter().zip(DARK_COLOURS).map(|(light, dark)| (*light, dark)).chain(GREYS);
+    let rule = |(light, dark): (&str, &str)| {
+        let fill = format!("{within}[fill=\"{light}\"],{within} [fill=\"{light}\"]{{fill:{dark}}}");
+        fill + &format!("{within} [stroke=\"{light}\"]{{stroke:{dark}}}")
+    };
+    format!("@media (prefers-color-scheme: dark){{{}}}", colours.map(rule).collect::<String>())
+}
+
 fn write_title(svg: &mut String, title: &Title<'_>) {
-    let [heading, below, warning] = [title.heading, title.below, title.warning].map(escaped);
+    let [heading, below] = [title.heading, title.below].map(escaped);
     let _ = writeln!(svg, "<text x=\"{}\" y=\"38\" font-size=\"22\" font-weight=\"bold\">{heading}</text>", PANEL_LEFT[0]);
     let _ = writeln!(svg, "<text x=\"{}\" y=\"62\" font-size=\"14\" fill=\"#555\">{below}</text>", PANEL_LEFT[0]);
-    if !warning.is_empty() {
-        let right = PANEL_LEFT[1] + PANEL_WIDTH;
-        let _ = writeln!(
-            svg,
-            "<text x=\"{right}\" y=\"38\" font-size=\"15\" font-weight=\"bold\" fill=\"{WARNING}\" text-anchor=\"end\">{warning}</text>"
-        );
+    if let Some(Banner { text, is_bad }) = &title.banner {
+        let [ink, ground] = if *is_bad { BAD } else { GOOD };
+        let (left, width) = (PANEL_LEFT[0], PANEL_LEFT[1] + PANEL_WIDTH - PANEL_LEFT[0]);
+        let _ = writeln!(svg, "<rect x=\"{left}\" y=\"74\" width=\"{width}\" height=\"30\" fill=\"{ground}\"/>");
+        let _ = writeln!(svg, "<rect x=\"{left}\" y=\"74\" width=\"5\" height=\"30\" fill=\"{ink}\"/>");
+        let _ = writeln!(svg, "<text x=\"{}\" y=\"94\" font-size=\"15\" fill=\"{ink}\">{}</text>", left + 16.0, escaped(text));
     }
 }
 
-fn blocks(series: &[Series]) -> Vec<Block<'_>> {
-    let colours = series.iter().map(|series| series.colour + 1).max().unwrap_or(0);
-    if colours <= COLOURS.len() {
-        let drawn: Vec<&Series> = series.iter().take(MOST_SERIES).collect();
-        let (colours, left_out) = (drawn.iter().map(|series| series.colour).collect(), series.len() - drawn.len());
-        return vec![Block { name: String::new(), series: drawn, colours, left_out, top: FIRST_PANEL, height: PANEL_HEIGHT }];
-    }
+/// Returns a pair of panels for each group; the first begins at `top`.
+fn blocks(series: &[Series], mut top: f64) -> Vec<Block<'_>> {
     let mut groups: Vec<&str> = Vec::new();
     series.iter().for_each(|series| {
         if !groups.contains(&&*series.group) {
             groups.push(&series.group)
         }
     });
-    let mut top = FIRST_PANEL;
+    if groups.len() < 2 {
+        let group = groups.first().copied().unwrap_or_default();
+        return vec![Block { name: String::new(), height: PANEL_HEIGHT, ..of_group(series, group, top) }];
+    }
     let mut blocks = Vec::new();
     for group in groups {
         let block = of_group(series, group, top);

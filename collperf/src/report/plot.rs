@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
+use super::picture::{Banner, Title, panels, picture};
 pub(crate) use super::picture::{Figure, Point, Series};
-use super::picture::{Title, picture};
 use crate::facts::RunFacts;
 use crate::row::Row;
 use crate::statistics::Spread;
@@ -11,22 +11,37 @@ use crate::statistics::Spread;
 /// Draws the rows.
 pub(super) fn draw(rows: &[Row], facts: &RunFacts, transport: &str) -> String {
     let (heading, below) = title(rows, facts, transport);
-    let warnings: Vec<String> = facts.notes().into_iter().filter(|note| note.is_warning).map(|note| note.text).collect();
-    picture(Some(&Title { heading: &heading, below: &below, warning: &warnings.join("; ") }), &series(rows))
+    picture(&Title { heading: &heading, below: &below, banner: banner(facts) }, &series(rows))
 }
 
-/// Draws the rows without a title.
+/// Draws the rows as parts of a page.
 pub(super) fn draw_panels(rows: &[Row]) -> String {
-    picture(None, &series(rows))
+    panels(&series(rows))
 }
 
 /// Draws results of several runs side by side.
 pub(crate) fn compared(heading: &str, below: &str, warning: &str, series: &[Series]) -> String {
-    picture(Some(&Title { heading, below, warning }), series)
+    let banner = (!warning.is_empty()).then(|| Banner { text: warning.to_owned(), is_bad: true });
+    picture(&Title { heading, below, banner }, series)
 }
 
-/// Returns the rows as lines over size. Out of place and in place have the same colour. A size that was measured
-/// several times is one point, the median, with the range of all measurements around it.
+/// Returns the state of the machine: what makes the figures less reliable, or that nothing does.
+pub(super) fn banner(facts: &RunFacts) -> Option<Banner> {
+    let warnings: Vec<String> = facts.notes().into_iter().filter(|note| note.is_warning).map(|note| note.text).collect();
+    if !warnings.is_empty() {
+        return Some(Banner { text: warnings.join("; "), is_bad: true });
+    }
+    let load = facts.machine.load?;
+    let text = format!("before the run, other programs kept {:.1} of {} cores busy: there was a core for each rank", load.busy, load.cores);
+    Some(Banner { text, is_bad: false })
+}
+
+/// The most lines of a collective that each have a colour of their own.
+const MOST_COLOURS: usize = 10;
+
+/// Returns the rows as lines over size. If a collective has few lines, each has its own colour; otherwise out of place
+/// and in place share one. A size that was measured several times is one point, the median, with the range of all
+/// measurements around it.
 fn series(rows: &[Row]) -> Vec<Series> {
     let mut lines: Vec<Line> = Vec::new();
     let mut colours: Vec<String> = Vec::new();
@@ -48,6 +63,10 @@ fn series(rows: &[Row]) -> Vec<Series> {
             sizes[size].1.push(half.time_us);
             sizes[size].2.push(half.busbw);
         }
+    }
+    let crowd = lines.iter().map(|line| lines.iter().filter(|other| other.group == line.group).count()).max().unwrap_or(0);
+    if crowd <= MOST_COLOURS {
+        lines.iter_mut().enumerate().for_each(|(number, line)| line.colour = number);
     }
     lines.into_iter().map(Line::drawn).collect()
 }
@@ -200,10 +219,10 @@ mod tests {
                 assert!(drawn.len() == kinds.len() || drawn.len() == 2 * kinds.len(), "{drawn:?}");
             }
         }
-        // Out of place and in place have the same colour.
+        // Few lines have a colour each, and many have one for both places.
         assert_eq!(
             series(&rows[..3]).iter().map(|line| (line.colour, line.dashed)).collect::<Vec<_>>(),
-            [(0, false), (0, true), (1, false), (1, true), (2, false), (2, true)]
+            [(0, false), (1, true), (2, false), (3, true), (4, false), (5, true)]
         );
     }
 
@@ -226,8 +245,9 @@ mod tests {
         assert!(!draw(&[], &facts, "shm").contains("busy"));
         facts.machine.load = Some(crate::machine::Load { busy: 1.4, cores: 2 });
         assert!(
-            draw(&[], &facts, "shm")
-                .contains("text-anchor=\"end\">other programs keep 1.4 of 2 cores busy, so times will be too high</text>")
+            draw(&[], &facts, "shm").contains("fill=\"#b3003c\">other programs keep 1.4 of 2 cores busy, so times will be too high</text>")
         );
+        facts.machine.load = Some(crate::machine::Load { busy: 0.1, cores: 2 });
+        assert!(draw(&[], &facts, "shm").contains("fill=\"#009e73\">before the run, other programs kept 0.1 of 2 cores busy"));
     }
 }

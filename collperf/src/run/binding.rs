@@ -8,11 +8,11 @@ use super::words::{name, share, text};
 use crate::facts::Bound;
 use crate::failure::Failure;
 use crate::launch::{Asked, Binding, Width, processors_here};
-use crate::settings::Settings;
 
-/// Binds the calling thread as the command line asks, and gathers what all ranks are bound to. Every rank calls it.
-pub(super) fn bind(world: &Communicator, settings: &Settings) -> Result<Bound, Failure> {
-    let binding = applied(world, settings);
+/// Binds the calling thread as the command line asks, and gathers what all ranks are bound to. `launcher` is the
+/// variable of a launcher that has started the ranks. Every rank calls it.
+pub(crate) fn bind(world: &Communicator, asked: Asked, launcher: Option<&str>) -> Result<Bound, Failure> {
+    let binding = applied(world, asked, launcher);
     let failed = share(world, &[u64::from(binding.is_err())])?;
     let binding = binding?;
     if let Some(other) = failed.iter().position(|failed| *failed == 1) {
@@ -24,10 +24,10 @@ pub(super) fn bind(world: &Communicator, settings: &Settings) -> Result<Bound, F
 }
 
 /// Returns this host's binding, and binds this rank.
-fn applied(world: &Communicator, settings: &Settings) -> Result<Binding, Failure> {
-    let binding = match unless_asked(world, settings) {
+fn applied(world: &Communicator, asked: Asked, launcher: Option<&str>) -> Result<Binding, Failure> {
+    let binding = match unless_asked(world, asked, launcher) {
         Some(why) => Binding::none(Some(why)),
-        None => Binding::here(settings.bind, Width::One, world.local_world_size()).map_err(Failure::usage)?,
+        None => Binding::here(asked, Width::One, world.local_world_size()).map_err(Failure::usage)?,
     };
     match binding.apply(world.local_rank()) {
         Err(error) if binding.is_asked => Err(Failure::io("binding this rank", &error)),
@@ -37,11 +37,11 @@ fn applied(world: &Communicator, settings: &Settings) -> Result<Binding, Failure
 }
 
 /// Returns why ranks are not bound, if the command line does not ask for a binding.
-fn unless_asked(world: &Communicator, settings: &Settings) -> Option<String> {
-    if settings.bind != Asked::Nothing {
+fn unless_asked(world: &Communicator, asked: Asked, launcher: Option<&str>) -> Option<String> {
+    if asked != Asked::Nothing {
         return None;
     }
-    if let Some(variable) = settings.launcher {
+    if let Some(variable) = launcher {
         return Some(format!("left to the launcher, which has set {variable}"));
     }
     is_on_device(world).then(|| "for calls on devices, NCCL has its own threads".to_owned())

@@ -24,7 +24,7 @@ macro_rules! two_buffers {
             Collective::ReduceScatterV => $on.reduce_scatter_v_into($source, $target, counts, op),
             Collective::GatherV => $on.gather_v_into($source, is_root.then_some(($target, counts)), $root),
             Collective::ScatterV => $on.scatter_v_into(is_root.then_some(($source, counts)), $target, $root),
-            Collective::AllToAllV => $on.all_to_all_v_into($source, counts, $target, counts),
+            Collective::AllToAllV => $on.all_to_all_v_into($source, counts, $target, &$call.received_counts),
             // Made of messages, or without data: their callers handle them.
             Collective::SendRecv | Collective::Barrier | Collective::Hypercube => Ok(()),
         }
@@ -59,17 +59,18 @@ pub(super) struct Call<'a> {
     count: usize,
     /// Elements of all blocks.
     whole: usize,
-    /// The shares of the uneven forms; in `all_to_all_v`, the lengths of this rank's blocks to and from every rank.
+    /// The shares of the uneven forms; in `all_to_all_v`, the lengths of this rank's blocks to every rank.
     counts: Vec<usize>,
+    /// In `all_to_all_v`, the lengths of the blocks from every rank.
+    received_counts: Vec<usize>,
     rank: usize,
     next: usize,
     previous: usize,
 }
 
 impl<'a> Call<'a> {
-    pub(super) fn new(comm: &'a Communicator, collective: Collective, op: Option<ReduceOp>, count: usize) -> Self {
+    pub(super) fn new(comm: &'a Communicator, collective: Collective, op: Option<ReduceOp>, count: usize, layout: &Layout) -> Self {
         let (rank, world_size) = (comm.rank(), comm.world_size());
-        let layout = Layout::new(collective, world_size, 0, count);
         let op = match op {
             Some(ReduceOp::PreMulSum(_)) => ReduceOp::PreMulSum(premultiplier(rank)),
             op => op.unwrap_or(ReduceOp::Sum),
@@ -79,8 +80,9 @@ impl<'a> Call<'a> {
             collective,
             op,
             count,
-            whole: collective.bytes(count, 1, world_size),
+            whole: layout.largest(),
             counts: layout.counts(rank),
+            received_counts: layout.received_counts(rank),
             rank,
             next: (rank + 1) % world_size,
             previous: layout.previous(rank),
@@ -100,7 +102,8 @@ impl<'a> Call<'a> {
             AllReduce | Reduce | Broadcast | SendRecv | Barrier => (one, one),
             AllGather | Gather | Hypercube => (one, whole),
             ReduceScatter | Scatter => (whole, one),
-            AllToAll | AllToAllV => (whole, whole),
+            AllToAll => (whole, whole),
+            AllToAllV => (self.counts.iter().sum(), self.received_counts.iter().sum()),
             AllGatherV | GatherV => (mine, whole),
             ReduceScatterV | ScatterV => (whole, mine),
         }

@@ -11,6 +11,7 @@ use super::session::Session;
 use super::timing;
 use crate::collective::Collective;
 use crate::failure::Failure;
+use crate::layout::Layout;
 use crate::statistics::Spread;
 
 /// The measured sizes in bytes, and the time for each.
@@ -38,7 +39,8 @@ impl<P: Backend> Session<'_, P> {
         let mut curve = Curve::default();
         for count in counts {
             let bytes = collective.bytes(count, element, ranks);
-            let call = Call::new(comm, collective, collective.reduces().then_some(ReduceOp::Max), count);
+            let layout = Layout::new(collective, ranks, 0, count);
+            let call = Call::new(comm, collective, collective.reduces().then_some(ReduceOp::Max), count, &layout);
             let mut root = 0;
             // As in sampled rows: the root changes, since calls that do not wait for other ranks would queue up.
             let once = || {

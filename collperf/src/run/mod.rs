@@ -3,7 +3,7 @@
 //! All ranks process the same list in the same order; rank 0 also reports.
 
 mod backend;
-mod binding;
+pub(crate) mod binding;
 mod buffer;
 mod call;
 mod check;
@@ -32,12 +32,13 @@ use crate::machine::{Machine, available_memory, now};
 use crate::report::Report;
 use crate::settings::Settings;
 use crate::sizes::human;
+use crate::tails::Pauses;
 use backend::Backend;
 use check::Checks;
 use curve::Curve;
 use host::Host;
 use session::Session;
-use subjects::{largest_buffer, row_count};
+use subjects::{expected_rows, largest_buffer};
 use words::{NAME_BYTES, name, share, text};
 
 /// Runs this rank and returns its exit code. Only rank 0's code reports wrong results. `number` determines the rank's
@@ -45,7 +46,7 @@ use words::{NAME_BYTES, name, share, text};
 pub(crate) fn run(world: &Communicator, number: usize, settings: &Settings) -> Result<u8, Failure> {
     // Before ranks are bound, while all cores are visible.
     let machine = Machine::here();
-    let bound = binding::bind(world, settings)?;
+    let bound = binding::bind(world, settings.bind, settings.launcher)?;
     let color = settings.subset.map(|subset| subset.color(number));
     let group = color.map(|color| world.split(Some(color), 0)).transpose()?.flatten();
     let ranks = Ranks { world, comm: group.as_ref().unwrap_or(world), color: color.unwrap_or(0), machine: &machine, bound: &bound };
@@ -148,7 +149,7 @@ fn check_room(ranks: &Ranks<'_>, settings: &Settings) -> Result<(), Failure> {
 /// Measures everything that was requested, on a backend.
 fn measure<P: Backend>(ranks: &Ranks<'_>, backend: &P, settings: &Settings, facts: RunFacts) -> Result<u8, Failure> {
     let Ranks { world, comm, .. } = *ranks;
-    let opened = (world.rank() == 0).then(|| Report::open(settings, facts, row_count(settings, comm.world_size())));
+    let opened = (world.rank() == 0).then(|| Report::open(settings, facts, &expected_rows(settings, comm.world_size())));
     // All ranks learn that files cannot be created: a rank that continued could fail before rank 0 prints the reason.
     let is_hopeless = share(world, &[u64::from(matches!(opened, Some(Err(_))))])?.contains(&1);
     let report = opened.transpose()?;
@@ -156,7 +157,11 @@ fn measure<P: Backend>(ranks: &Ranks<'_>, backend: &P, settings: &Settings, fact
         return Ok(0);
     }
     let checks = Checks::new(world);
-    let mut session = Session { world, comm, backend, settings, report, checks, curve: Curve::default(), wrong_cells: 0 };
+    let pauses = settings.histogram.then(|| Pauses::observe(world)).transpose()?;
+    let curve = Curve::default();
+    let mut session = Session { world, comm, backend, settings, report, checks, curve, pauses, wrong_cells: 0 };
+    let told = session.pauses.as_ref().map_or(String::new(), |pauses| format!("# {}\n", pauses.told()));
+    session.remark(&told)?;
     let result = settings.collectives.iter().try_for_each(|collective| session.collective(*collective));
     let result = result.and_then(|()| if settings.device.memory { session.tell_memory() } else { Ok(()) });
     match (result, session.report) {

@@ -14,6 +14,7 @@ use crate::report::{Report, say};
 use crate::row::Row;
 use crate::settings::Settings;
 use crate::sizes::human;
+use crate::tails::Pauses;
 
 /// The state of a rank during its run.
 pub(super) struct Session<'a, P> {
@@ -28,6 +29,8 @@ pub(super) struct Session<'a, P> {
     pub(super) checks: Checks<'a>,
     /// The cost of calls of the current collective, if predictions were requested.
     pub(super) curve: Curve,
+    /// The pauses of the machine, if histograms were requested.
+    pub(super) pauses: Option<Pauses>,
     /// Sampled cells whose check failed, and which therefore have no row.
     pub(super) wrong_cells: usize,
 }
@@ -92,6 +95,11 @@ impl<P: Backend> Session<'_, P> {
             half.prediction = prediction;
         }
         self.report.as_mut().map_or(Ok(()), |report| report.row(row))
+    }
+
+    /// Prints comment lines below a row of the table.
+    pub(super) fn remark(&mut self, lines: &str) -> Result<(), Failure> {
+        self.report.as_mut().filter(|_| !lines.is_empty()).map_or(Ok(()), |report| report.remark(lines))
     }
 
     /// Prints a message to standard error, once for all ranks.

@@ -49,13 +49,13 @@ pub(super) fn subjects(settings: &Settings, collective: Collective, world_size: 
     possible.flat_map(|(dtype, op)| roots.clone().map(move |root| (dtype, op, root))).collect()
 }
 
-/// Returns the approximate number of rows in one cycle.
-pub(super) fn row_count(settings: &Settings, world_size: usize) -> usize {
+/// Returns the approximate bytes of each row of one cycle.
+pub(super) fn expected_rows(settings: &Settings, world_size: usize) -> Vec<usize> {
     let rows = |collective: &Collective| match collective {
-        Collective::Barrier => 1,
-        _ => settings.sizes.len() * subjects(settings, *collective, world_size).len(),
+        Collective::Barrier => vec![0],
+        _ => settings.sizes.repeat(subjects(settings, *collective, world_size).len()),
     };
-    settings.collectives.iter().map(rows).sum()
+    settings.collectives.iter().flat_map(rows).collect()
 }
 
 /// Returns the bytes of the largest buffer that any row needs.
@@ -64,7 +64,12 @@ pub(super) fn largest_buffer(settings: &Settings, world_size: usize) -> usize {
     let types = settings.dtypes.iter().map(|dtype| dtype.size_bytes());
     let bytes =
         |collective: Collective, element: usize| collective.bytes(collective.count(sizes, element, world_size), element, world_size);
-    let of_type = |element: usize| settings.collectives.iter().map(move |collective| bytes(*collective, element)).max();
+    let of_traffic = |collective: Collective, element: usize| {
+        let exchange = settings.exchange(collective, world_size, bytes(collective, element), element).ok().flatten();
+        exchange.and_then(|exchange| exchange.largest()).map_or(0, |most| most.saturating_mul(element))
+    };
+    let needed = |collective: Collective, element: usize| bytes(collective, element).max(of_traffic(collective, element));
+    let of_type = |element: usize| settings.collectives.iter().map(|collective| needed(*collective, element)).max();
     types.filter_map(of_type).max().unwrap_or(0)
 }
 

@@ -16,13 +16,17 @@ use crate::inputs::{Recipe, Sample};
 use crate::layout::Layout;
 use crate::row::{Forecast, Half, Row};
 use crate::statistics::Spread;
+use crate::tails::{Chart, Histogram};
+use crate::traffic::{Exchange, Traffic};
 
 impl<P: Backend> Session<'_, P> {
     /// Measures every size, in every cycle.
     pub(super) fn sweep<T: Sample>(&mut self, subject: Subject) -> Result<(), Failure> {
-        let world_size = self.comm.world_size();
-        let counts = subject.counts(&self.settings.sizes, size_of::<T>(), world_size, self.settings.subset.is_some());
-        let most = subject.collective.bytes(counts.iter().copied().max().unwrap_or(0), 1, world_size);
+        let counts = self.counts::<T>(subject)?;
+        let mut most = 0;
+        for count in &counts {
+            most = most.max(self.layout::<T>(subject, *count)?.largest());
+        }
         let mut buffers = self.backend.buffers::<T>(most, self.settings.unalign)?;
         if self.settings.cell.is_some() {
             return self.cells(subject, &counts, &mut buffers);
@@ -30,7 +34,8 @@ impl<P: Backend> Session<'_, P> {
         let [source, target] = &mut buffers;
         source.clear(most)?;
         for count in &counts {
-            let call = Call::new(self.comm, subject.collective, subject.op, *count);
+            let layout = self.layout::<T>(subject, *count)?;
+            let call = Call::new(self.comm, subject.collective, subject.op, *count, &layout);
             for _ in 0..self.settings.warmup {
                 call.out_of_place(subject.root, source, target)?;
             }
@@ -40,11 +45,22 @@ impl<P: Backend> Session<'_, P> {
         while self.settings.cycles == 0 || cycle < self.settings.cycles {
             for count in &counts {
                 let row = self.timed_row(subject, *count, &mut buffers)?;
+                let remarks = self.summary::<T>(subject, &row)? + &self.histograms(&row);
                 self.give(row)?;
+                self.remark(&remarks)?;
             }
             cycle += 1;
         }
         Ok(())
+    }
+
+    /// Returns the element counts of the sizes. With a matrix of traffic, the only size is that of the file.
+    fn counts<T: Sample>(&self, subject: Subject) -> Result<Vec<usize>, Failure> {
+        let world_size = self.comm.world_size();
+        if subject.collective == Collective::AllToAllV && self.settings.traffic.as_ref().is_some_and(Traffic::is_matrix) {
+            return Ok(vec![self.layout::<T>(subject, 0)?.largest() / world_size]);
+        }
+        Ok(subject.counts(&self.settings.sizes, size_of::<T>(), world_size, self.settings.subset.is_some()))
     }
 
     /// Returns the prediction for a row's call, if requested.
@@ -56,22 +72,23 @@ impl<P: Backend> Session<'_, P> {
 
     /// Measures a row as nccl-tests does.
     fn timed_row<T: Sample>(&mut self, subject: Subject, count: usize, buffers: &mut [P::Memory<'_, T>; 2]) -> Result<Row, Failure> {
-        let mut row = self.empty_row::<T>(subject, count);
+        let layout = self.layout::<T>(subject, count)?;
+        let mut row = self.empty_row::<T>(subject, &layout);
         self.announce(&row);
-        let call = Call::new(self.comm, subject.collective, subject.op, count);
+        let call = Call::new(self.comm, subject.collective, subject.op, count, &layout);
         let (root, together) = (subject.root, self.settings.aggregated);
         let [source, target] = buffers;
         // Values from an earlier check, especially products, could drift into numbers with which computations are slow.
         source.clear(call.whole())?;
         let half = self.timed(&row, || call.out_of_place_together(together, root, source, target))?;
-        let wrong = self.check(subject, count, row.bytes, |backend, checks, layout, recipe| {
+        let wrong = self.check(subject, &layout, row.bytes, |backend, checks, layout, recipe| {
             checks.out_of_place::<P, T>(backend, &call, layout, recipe, root, [&mut *source, &mut *target])
         })?;
         row.out_of_place = Some(Half { wrong, ..half });
         if subject.collective.has_in_place() {
             target.clear(call.whole())?;
             let half = self.timed(&row, || call.in_place_together(together, root, target))?;
-            let wrong = self.check(subject, count, row.bytes, |backend, checks, layout, recipe| {
+            let wrong = self.check(subject, &layout, row.bytes, |backend, checks, layout, recipe| {
                 checks.in_place::<P, T>(backend, &call, layout, recipe, root, target)
             })?;
             row.in_place = Some(Half { wrong, ..half });
@@ -108,16 +125,17 @@ impl<P: Backend> Session<'_, P> {
     /// do not wait for other ranks would queue up, and the figure would not be a latency.
     fn cell<T: Sample>(&mut self, subject: Subject, count: usize, buffers: &mut [P::Memory<'_, T>; 2]) -> Result<Row, Failure> {
         let Subject { collective, op, root: first_root } = subject;
-        let mut row = self.empty_row::<T>(subject, count);
+        let layout = self.layout::<T>(subject, count)?;
+        let mut row = self.empty_row::<T>(subject, &layout);
         row.root = None;
         self.announce(&row);
-        let (call, world_size) = (Call::new(self.comm, collective, op, count), self.comm.world_size());
+        let (call, world_size) = (Call::new(self.comm, collective, op, count, &layout), self.comm.world_size());
         let root = Mutable::new(0);
         let next_root = || root.replace((root.get() + 1) % world_size);
         let [source, target] = buffers;
         let forms = cell_forms(collective, T::ELEMENT_TYPE, op, row.bytes, self.has_extra_types());
         if forms.out_of_place && !(collective == Collective::SendRecv && world_size < 2) {
-            let wrong = self.check(subject, count, row.bytes, |backend, checks, layout, recipe| {
+            let wrong = self.check(subject, &layout, row.bytes, |backend, checks, layout, recipe| {
                 checks.out_of_place::<P, T>(backend, &call, layout, recipe, first_root, [&mut *source, &mut *target])
             })?;
             source.clear(call.whole())?;
@@ -128,7 +146,7 @@ impl<P: Backend> Session<'_, P> {
             })?;
         }
         if forms.in_place {
-            let wrong = self.check(subject, count, row.bytes, |backend, checks, layout, recipe| {
+            let wrong = self.check(subject, &layout, row.bytes, |backend, checks, layout, recipe| {
                 checks.in_place::<P, T>(backend, &call, layout, recipe, first_root, target)
             })?;
             target.clear(call.whole())?;
@@ -165,16 +183,15 @@ impl<P: Backend> Session<'_, P> {
     fn check(
         &mut self,
         subject: Subject,
-        count: usize,
+        layout: &Layout,
         bytes: usize,
         mut once: impl FnMut(&P, &mut Checks, &Layout, Recipe) -> collectives::Result<u64>,
     ) -> Result<Option<u64>, Failure> {
         let world_size = self.comm.world_size();
-        let layout = Layout::new(subject.collective, world_size, subject.root, count);
         let recipe = Recipe { seed: 0, op: subject.op, world_size, period: P::period(bytes) };
         let mut wrong = None;
         for _ in 0..self.settings.check {
-            wrong = Some(once(self.backend, &mut self.checks, &layout, recipe)?);
+            wrong = Some(once(self.backend, &mut self.checks, layout, recipe)?);
             if wrong != Some(0) {
                 break;
             }
@@ -182,7 +199,37 @@ impl<P: Backend> Session<'_, P> {
         Ok(wrong)
     }
 
-    fn empty_row<T: Sample>(&self, subject: Subject, count: usize) -> Row {
+    /// Returns the histograms of a row, if they were requested.
+    pub(super) fn histograms(&self, row: &Row) -> String {
+        let Some(pauses) = &self.pauses else { return String::new() };
+        let chart = |(half, in_place): (&Half, bool)| {
+            let place = if in_place { "in-place" } else { "out-of-place" };
+            let calls = Histogram::of_microseconds(&half.samples);
+            format!("#   {place} calls:\n{}", Chart { calls: &calls, pauses, parts: 1.0 })
+        };
+        row.halves().map(chart).collect()
+    }
+
+    /// Returns what every rank hands in and gets.
+    fn layout<T: Sample>(&self, subject: Subject, count: usize) -> Result<Layout, Failure> {
+        let (world_size, element_bytes) = (self.comm.world_size(), size_of::<T>());
+        let layout = Layout::new(subject.collective, world_size, subject.root, count);
+        let total = subject.collective.bytes(count, element_bytes, world_size);
+        let exchange = self.settings.exchange(subject.collective, world_size, total, element_bytes)?;
+        Ok(layout.with_exchange(exchange))
+    }
+
+    /// Returns the lines that `NCCL_TESTS_ALLTOALLV_PRINT_SUMMARY` asks for; nothing for other collectives.
+    fn summary<T: Sample>(&self, subject: Subject, row: &Row) -> Result<String, Failure> {
+        if !self.settings.traffic_summary || subject.collective != Collective::AllToAllV {
+            return Ok(String::new());
+        }
+        let layout = self.layout::<T>(subject, row.count)?;
+        let exchange = Exchange::of(self.comm.world_size(), |rank| layout.counts(rank));
+        Ok(exchange.summary(size_of::<T>(), row.out_of_place.as_ref().map_or(0.0, |half| half.time_us)))
+    }
+
+    fn empty_row<T: Sample>(&self, subject: Subject, layout: &Layout) -> Row {
         let Subject { collective, op, root } = subject;
         Row {
             collective,
@@ -190,8 +237,8 @@ impl<P: Backend> Session<'_, P> {
             dtype: Some(T::ELEMENT_TYPE),
             root: collective.is_rooted().then_some(root),
             ranks: self.comm.world_size(),
-            count,
-            bytes: collective.bytes(count, size_of::<T>(), self.comm.world_size()),
+            count: layout.count(),
+            bytes: layout.largest() * size_of::<T>(),
             iterations: (self.settings.iterations * self.settings.aggregated) as u64,
             out_of_place: None,
             in_place: None,
@@ -201,9 +248,10 @@ impl<P: Backend> Session<'_, P> {
     /// Measures the barrier: one row, since it has no size.
     pub(super) fn barrier(&mut self) -> Result<(), Failure> {
         let subject = Subject { collective: Collective::Barrier, op: None, root: 0 };
+        let layout = self.layout::<u8>(subject, 0)?;
         let mut cycle = 0;
         while self.settings.cycles == 0 || cycle < self.settings.cycles {
-            let mut row = Row { dtype: None, ..self.empty_row::<u8>(subject, 0) };
+            let mut row = Row { dtype: None, ..self.empty_row::<u8>(subject, &layout) };
             self.announce(&row);
             let comm = self.comm;
             let mut wrong = None;
@@ -215,7 +263,9 @@ impl<P: Backend> Session<'_, P> {
                 None => Some(Half { wrong, ..self.timed(&row, || (0..self.settings.aggregated).try_for_each(|_| comm.barrier()))? }),
             };
             if row.out_of_place.is_some() {
+                let histograms = self.histograms(&row);
                 self.give(row)?;
+                self.remark(&histograms)?;
             }
             cycle += 1;
         }

@@ -51,7 +51,12 @@ fn entries() -> Vec<Entry> {
 fn command(folder: &Path, entry: &Entry, name: &str) -> Command {
     let mut command = Command::new(COLLPERF);
     command.current_dir(folder).stdin(Stdio::null()).arg(if name.contains("ALLTOALLV") { "alltoallv" } else { "reduce" });
-    command.args(["-b", "64", "-e", "1K", "-n", "2", "-g", "2"]);
+    // The sizes of a matrix come from its file.
+    let most = if name.contains("MATRIX") { "64" } else { "1K" };
+    command.args(["-b", "64", "-e", most, "-n", "2", "-g", "2"]);
+    if name.ends_with("MATRIX_SCALE") {
+        command.env("NCCL_TESTS_ALLTOALLV_MATRIX_FILE", "traffic.txt");
+    }
     if entry.here.contains("on devices") {
         command.envs(simgpu::environment()).args(["--backend", "device"]);
     } else {
@@ -82,6 +87,7 @@ fn every_flag_is_in_the_table() {
 #[test]
 fn every_row_of_the_table_is_true() {
     let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("traffic.txt"), "0 64\n32 16\n").unwrap();
     for entry in entries() {
         for name in &entry.names {
             let output = command(folder.path(), &entry, name).output().unwrap();

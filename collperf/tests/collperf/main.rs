@@ -27,6 +27,7 @@ mod flags;
 mod hang;
 mod launched;
 mod links;
+mod osu;
 mod pairs;
 mod ps;
 mod report;
