@@ -58,6 +58,8 @@ mod sampler;
 mod seed;
 mod shard;
 mod sharded;
+#[cfg(feature = "checkpoint")]
+mod state_transfer;
 mod step_health;
 mod step_order;
 mod stop_flag;
@@ -80,6 +82,8 @@ pub use sampler::{Sampler, Samples, UnevenEnd};
 pub use seed::seed_for;
 pub use shard::Shard;
 pub use sharded::{ShardedOptimizer, Shards, Updated};
+#[cfg(feature = "checkpoint")]
+pub use state_transfer::{StateTransfer, TransferProgress};
 pub use stop_flag::StopFlag;
 
 /// The guide, so that `cargo test --doc` compiles its code and runs the code that needs no launcher and no GPU.

@@ -36,3 +36,16 @@ pub(crate) mod checkpoint {
     /// Most ranges that are read at once. A list of them is kept for each file.
     pub(crate) const RANGES_AT_ONCE: usize = 512;
 }
+
+/// Transfers of state between ranks (`state_transfer/`).
+#[cfg(feature = "checkpoint")]
+pub(crate) mod state_transfer {
+    /// Most bytes of a message. Agreed.
+    pub(crate) const MOST_BYTES: usize = 1 << 20;
+    /// Fewest bytes of a message, except for small tensors. Smaller messages take more time for each byte. Agreed.
+    pub(crate) const LEAST_BYTES: usize = 64 << 10;
+    /// Most messages of a rank that have started and not ended.
+    pub(crate) const IN_FLIGHT: usize = 16;
+    /// Most bytes that all ranks together need to describe their parts. Agreed.
+    pub(crate) const MOST_DESCRIBED: u64 = 256 << 20;
+}

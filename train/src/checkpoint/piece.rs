@@ -74,7 +74,7 @@ impl Piece {
 
     /// Returns its elements in a form that is the same for all pieces with the same elements. The error says why a
     /// tensor of this shape has no such part.
-    pub(super) fn extent(&self, shape: &[usize]) -> Result<Extent, String> {
+    pub(crate) fn extent(&self, shape: &[usize]) -> Result<Extent, String> {
         let total = element_count(shape)?;
         let within = |range: &Range<usize>, end: usize| range.start <= range.end && range.end <= end;
         let flat = |range: Range<usize>| Ok(Extent::flat(range, total));
@@ -131,7 +131,7 @@ impl fmt::Display for Piece {
 }
 
 /// Returns the number of elements of a tensor of this shape.
-pub(super) fn element_count(shape: &[usize]) -> Result<usize, String> {
+pub(crate) fn element_count(shape: &[usize]) -> Result<usize, String> {
     if shape.contains(&0) {
         return Ok(0);
     }
@@ -143,7 +143,7 @@ pub(super) fn element_count(shape: &[usize]) -> Result<usize, String> {
 
 /// The elements of a part: those from `start` to `end` in each of `outer` blocks of `stride` elements.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Extent {
+pub(crate) struct Extent {
     outer: usize,
     stride: usize,
     start: usize,
@@ -158,7 +158,7 @@ impl Extent {
     }
 
     /// Returns its number of elements.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.outer * (self.end - self.start)
     }
 
@@ -217,22 +217,27 @@ fn missing(extent: &Extent, range: Range<usize>) -> String {
 
 /// Elements that are contiguous both in a source and in the destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Run {
+pub(crate) struct Run {
     /// The source.
-    pub(super) source: usize,
+    pub(crate) source: usize,
     /// The first of them in the source.
-    pub(super) from: usize,
+    pub(crate) from: usize,
     /// The first of them in the destination.
-    pub(super) to: usize,
-    pub(super) len: usize,
+    pub(crate) to: usize,
+    pub(crate) len: usize,
 }
 
 /// Maps the elements of a part to `sources`, which together are the whole tensor and are in order ([`in_order`]).
 /// Returns runs of at most `longest` elements, in the order of the destination.
 pub(super) fn runs<'a>(part: &'a Extent, sources: &'a [Extent], longest: usize) -> impl Iterator<Item = Run> + 'a {
-    let mut to = 0;
+    runs_in(part, 0..part.len(), sources, longest)
+}
+
+/// Maps the elements at `window` of a part to `sources`, like [`runs`].
+pub(crate) fn runs_in<'a>(part: &'a Extent, window: Range<usize>, sources: &'a [Extent], longest: usize) -> impl Iterator<Item = Run> + 'a {
+    let (mut to, end) = (window.start, window.end.min(part.len()));
     std::iter::from_fn(move || {
-        if to >= part.len() {
+        if to >= end {
             return None;
         }
         let width = part.end - part.start;
@@ -244,7 +249,7 @@ pub(super) fn runs<'a>(part: &'a Extent, sources: &'a [Extent], longest: usize) 
         let index = sources.partition_point(|source| source.end <= place);
         let source = sources.get(index)?;
         let from = block * (source.end - source.start) + (place - source.start);
-        let len = (width - within).min(source.end - place).min(longest);
+        let len = (width - within).min(source.end - place).min(longest).min(end - to);
         let run = Run { source: index, from, to, len };
         to += len;
         Some(run)
