@@ -89,9 +89,10 @@ impl Mover<'_, '_> {
         let runs: Vec<Run> = self.runs(step).collect();
         for run in runs {
             let end = start + run.len * size;
-            let is_put = bytes.get(start..end).is_some_and(|bytes| self.parts.wanted[want.number].put(run.to, bytes));
-            if !is_put {
-                return Err(self.malformed(step, bytes.len()));
+            let Some(part) = bytes.get(start..end) else { return Err(self.malformed(step, bytes.len())) };
+            if !self.parts.wanted[want.number].put(run.to, part) {
+                let reason = format!("{} B arrived, which are no values of type bool", bytes.len());
+                return Err(self.protocol(step, &reason));
             }
             start = end;
         }
@@ -101,9 +102,12 @@ impl Mover<'_, '_> {
 
     /// Returns the error for bytes that are not the elements of a step.
     fn malformed(&self, step: &Step, got: usize) -> Error {
+        self.protocol(step, &format!("{got} B arrived for {} elements of {} B", step.len, self.bytes(step)))
+    }
+
+    fn protocol(&self, step: &Step, reason: &str) -> Error {
         let name = &self.plan.tensors[self.plan.wants[step.want].tensor].name;
-        let reason = format!("tensor {name:?}: {got} B arrived for {} elements of {} B", step.len, self.bytes(step));
-        Error::Protocol { with: self.comm.peers()[step.from.0].to_string(), reason }
+        Error::Protocol { with: self.comm.peers()[step.from.0].to_string(), reason: format!("tensor {name:?}: {reason}") }
     }
 
     fn copy(&mut self, step: &Step) -> Result<()> {

@@ -355,3 +355,6 @@ const _: () = {
     const fn sendable<T: Send>() {}
     sendable::<StateTransfer<'static>>();
 };
+
+#[cfg(test)]
+mod tests;
