@@ -47,7 +47,8 @@ const TRANSFERRING: &str = "transferring state";
 /// let got = Communicator::run_local(3, |comm| {
 ///     let mut weight = vec![0.5_f32; 6]; // ranks 0 and 1 have it, rank 2 is new
 ///     let half = [comm.rank() as f64; 4]; // momentum, sharded over ranks 0 and 1
-///     let (mut third, range) = ([0.0; 3], |length: usize, rank: usize| rank * length..((rank + 1) * length).min(8));
+///     let mut third = [0.0; 3];
+///     let range = |len: usize, rank: usize| rank * len..(rank * len + len).min(8);
 ///     let mut transfer = StateTransfer::new(comm)?;
 ///     if comm.rank() < 2 {
 ///         transfer.offer("weight", &[6], Piece::Whole, &weight);
@@ -63,11 +64,8 @@ const TRANSFERRING: &str = "transferring state";
 ///     Ok((weight, third))
 /// })?;
 /// assert!(got.iter().all(|(weight, _)| *weight == [0.5; 6]));
-/// assert_eq!(got.map_thirds(), [[0.0, 0.0, 0.0], [0.0, 1.0, 1.0], [1.0, 1.0, 0.0]]);
-/// # trait MapThirds { fn map_thirds(&self) -> Vec<[f64; 3]>; }
-/// # impl MapThirds for Vec<(Vec<f32>, [f64; 3])> {
-/// #     fn map_thirds(&self) -> Vec<[f64; 3]> { self.iter().map(|(_, third)| *third).collect() }
-/// # }
+/// let thirds: Vec<[f64; 3]> = got.into_iter().map(|(_, third)| third).collect();
+/// assert_eq!(thirds, [[0.0, 0.0, 0.0], [0.0, 1.0, 1.0], [1.0, 1.0, 0.0]]);
 /// # Ok::<(), collectives::Error>(())
 /// ```
 ///
