@@ -41,11 +41,8 @@ pub(super) fn own_range(comm: &Communicator, layout: &BucketLayout) -> Range<usi
     range_of(comm, layout, comm.rank())
 }
 
-/// Returns the range of a rank's share of a bucket. The range is empty if there is no such rank.
+/// Returns the range of the share of an existing rank.
 pub(super) fn range_of(comm: &Communicator, layout: &BucketLayout, rank: usize) -> Range<usize> {
-    if rank >= comm.world_size() {
-        return 0..0;
-    }
     let len = layout.len / comm.world_size();
     rank * len..(rank + 1) * len
 }

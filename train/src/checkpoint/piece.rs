@@ -256,5 +256,32 @@ pub(crate) fn runs_in<'a>(part: &'a Extent, window: Range<usize>, sources: &'a [
     })
 }
 
+/// Returns the number of elements at `window` of a part that are in another part of the same tensor. Takes the same time
+/// for any window, unless both parts have several blocks and different strides.
+pub(crate) fn shared(part: &Extent, window: Range<usize>, other: &Extent) -> usize {
+    let width = part.end - part.start;
+    // The number of the first `x` elements of `extent` that are in the given range of each block.
+    let until = |x: usize, stride: usize, start: usize, end: usize| x / stride * (end - start) + (x % stride).clamp(start, end) - start;
+    if part.len() == 0 || other.len() == 0 {
+        0
+    } else if (part.outer, part.stride) == (other.outer, other.stride) {
+        let within = |at: usize| at.clamp(part.start, part.end) - part.start;
+        let (start, end) = (within(other.start), within(other.end));
+        until(window.end, width, start, end) - until(window.start, width, start, end)
+    } else if other.outer == 1 {
+        // The part's elements in one range of the tensor are contiguous in the part.
+        let place = |flat: usize| until(flat, part.stride, part.start, part.end);
+        let (start, end) = (place(other.start), place(other.end));
+        window.end.clamp(start, end) - window.start.clamp(start, end)
+    } else {
+        let in_block = |block: usize| {
+            let (start, end) = (window.start.max(block * width), window.end.min((block + 1) * width));
+            let flat = |at: usize| block * part.stride + part.start + (at - block * width);
+            until(flat(end), other.stride, other.start, other.end) - until(flat(start), other.stride, other.start, other.end)
+        };
+        (window.start / width..window.end.div_ceil(width)).map(in_block).sum()
+    }
+}
+
 #[cfg(test)]
 mod tests;

@@ -9,7 +9,7 @@ use crate::bucket::range_of;
 use crate::fully_sharded::FullySharded;
 use crate::layout::{BucketLayout, Slot};
 use crate::sharded::ShardedOptimizer;
-use collectives::Element;
+use collectives::{Communicator, Element};
 use collectives::{Error, Result};
 
 /// A model that is sharded over the ranks. In a checkpoint, the parameters of a [`ShardedOptimizer`] keep their names.
@@ -24,14 +24,13 @@ impl Sharded for FullySharded {}
 mod sealed {
     use std::ops::Range;
 
-    use super::{BucketLayout, Slot};
+    use super::{BucketLayout, Communicator, Slot};
 
     pub trait Shares {
-        /// Returns the number of this rank.
-        fn rank(&self) -> usize;
+        /// Returns the communicator of the ranks that have shares.
+        fn ranks(&self) -> &Communicator;
 
-        /// Returns the layout of each bucket, and the range of the bucket's elements that belongs to a rank. The ranges
-        /// are empty if there is no such rank.
+        /// Returns the layout of each bucket, and the range of the bucket's elements that belongs to a rank.
         fn dealt_to(&self, rank: usize) -> Vec<(&BucketLayout, Range<usize>)>;
 
         /// Returns the name of a bucket's parameter.
@@ -40,8 +39,8 @@ mod sealed {
 }
 
 impl sealed::Shares for ShardedOptimizer {
-    fn rank(&self) -> usize {
-        self.communicator().rank()
+    fn ranks(&self) -> &Communicator {
+        self.communicator()
     }
 
     fn dealt_to(&self, rank: usize) -> Vec<(&BucketLayout, std::ops::Range<usize>)> {
@@ -54,8 +53,8 @@ impl sealed::Shares for ShardedOptimizer {
 }
 
 impl sealed::Shares for FullySharded {
-    fn rank(&self) -> usize {
-        self.communicator().rank()
+    fn ranks(&self) -> &Communicator {
+        self.communicator()
     }
 
     fn dealt_to(&self, rank: usize) -> Vec<(&BucketLayout, std::ops::Range<usize>)> {
@@ -158,11 +157,15 @@ pub(crate) type OfBucket<'m> = (Vec<Part<'m>>, usize);
 /// Returns the parts of parameters that are in this rank's shares, in one list for each bucket. Refuses two parameters
 /// with the same name.
 pub(crate) fn parts<'m>(call: &'static str, prefix: &str, model: &'m impl Sharded) -> Result<Vec<OfBucket<'m>>> {
-    parts_of(call, prefix, model, model.rank())
+    parts_of(call, prefix, model, model.ranks().rank())
 }
 
 /// Returns the parts of parameters that are in the shares of a rank, like [`parts`].
 pub(crate) fn parts_of<'m>(call: &'static str, prefix: &str, model: &'m impl Sharded, rank: usize) -> Result<Vec<OfBucket<'m>>> {
+    let ranks = model.ranks().world_size();
+    if rank >= ranks {
+        return Err(Error::argument(call, format!("state {prefix:?}: the model has no rank {rank}: its ranks are 0 to {}", ranks - 1)));
+    }
     let of_bucket = |(layout, share): (&'m BucketLayout, std::ops::Range<usize>)| {
         let part = |slot: &'m Slot| {
             let (elements, within) = slot.overlap(&share);

@@ -11,7 +11,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::plan::{Plan, Want};
 use super::values::Parts;
-use crate::checkpoint::piece::runs_in;
+use crate::checkpoint::piece::{runs_in, shared};
 use crate::comparison::{Digest, difference, gather, hexadecimal, most_frequent};
 use collectives::{Communicator, ReduceOp, Result};
 
@@ -94,9 +94,14 @@ fn by_source(rank: usize, plan: &Plan, want: &Want, parts: &Parts<'_>) -> BTreeM
     let tensor = &plan.tensors[want.tensor];
     let size = tensor.element_bytes;
     let wanted = (want.rank == rank).then(|| parts.wanted[want.number].bytes());
-    let mut digests: BTreeMap<usize, (Sha256, Sha256)> = BTreeMap::new();
+    let all = 0..want.extent.len();
+    let has = |source: &usize| shared(&want.extent, all.clone(), &tensor.sources[*source]) > 0;
+    let sources = (0..tensor.sources.len()).filter(has);
+    let mut digests: BTreeMap<usize, (Sha256, Sha256)> = sources.map(|source| (source, Default::default())).collect();
     let offered = |source: usize| tensor.holders[source].first().filter(|holder| holder.0 == rank).map(|holder| parts.offered[holder.1]);
-    for run in runs_in(&want.extent, 0..want.extent.len(), &tensor.sources, usize::MAX) {
+    let is_involved = wanted.is_some() || digests.keys().any(|source| offered(*source).is_some());
+    let runs = is_involved.then(|| runs_in(&want.extent, all.clone(), &tensor.sources, usize::MAX));
+    for run in runs.into_iter().flatten() {
         let (from, to) = digests.entry(run.source).or_default();
         if let Some(bytes) = offered(run.source) {
             from.update(&bytes[run.from * size..(run.from + run.len) * size]);

@@ -10,9 +10,9 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::piece::{Extent, element_count, runs_in};
+use crate::checkpoint::piece::{Extent, element_count, shared};
 use crate::checkpoint::plan::{Declared, Holders, distinct, element_bytes};
-use crate::tuning::state_transfer::{LEAST_BYTES, MOST_BYTES};
+use crate::tuning::state_transfer::{LEAST_BYTES, MOST_BYTES, MOST_WINDOWS};
 
 /// The parts of tensors that a rank offers, and those that it wants.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -84,7 +84,11 @@ impl Plan {
             plan.add(all, name, roles).map_err(|reason| format!("tensor {name:?}: {reason}"))?;
         }
         plan.wants.sort_by_key(|want| want.rank);
-        Ok(plan)
+        let windows = plan.wants.iter().map(|want| want.extent.len().div_ceil(plan.window_len(want)) as u64);
+        match windows.fold(0, u64::saturating_add) {
+            0..=MOST_WINDOWS => Ok(plan),
+            more => Err(format!("the ranks want {more} messages in total; the limit is {MOST_WINDOWS}: transfer to fewer ranks at a time")),
+        }
     }
 
     /// Adds a tensor, and the parts of it that ranks want.
@@ -194,9 +198,8 @@ impl Steps<'_> {
             (receiver.wants.start, receiver.reached) = (index + 1, 0);
         }
         let tensor = &self.plan.tensors[want.tensor];
-        let mut lens: BTreeMap<usize, usize> = BTreeMap::new();
-        runs_in(&want.extent, window.clone(), &tensor.sources, usize::MAX).for_each(|run| *lens.entry(run.source).or_default() += run.len);
-        for (source, len) in lens {
+        let lens = tensor.sources.iter().map(|source| shared(&want.extent, window.clone(), source));
+        for (source, len) in lens.enumerate().filter(|(_, len)| *len > 0) {
             let bytes = (len * tensor.element_bytes) as u64;
             if let Some(from) = self.sender(receiver, &tensor.holders[source], bytes) {
                 self.ready.push_back(Step { want: index, source, from, window: window.clone(), len });

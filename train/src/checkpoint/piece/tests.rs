@@ -65,6 +65,12 @@ fn runs_find_every_element_of_a_part_where_it_lies() {
                 assert!((1..=longest).contains(&run.len));
                 found[run.to..run.to + run.len].copy_from_slice(&stored[run.source][run.from..run.from + run.len]);
             }
+            let (start, part) = (random.below(found.len() + 1), wanted.extent(&shape).unwrap());
+            let window = start..start + random.below(found.len() - start + 1);
+            for (source, stored) in sources.iter().zip(&stored) {
+                let expected = found[window.clone()].iter().filter(|element| stored.contains(element)).count();
+                assert_eq!(shared(&part, window.clone(), source), expected, "{wanted} of {shape:?}, held as {held:?}, seed {seed}");
+            }
             assert_eq!(found, elements(&wanted, &shape), "{wanted} of {shape:?}, held as {held:?}, seed {seed}");
         }
     }

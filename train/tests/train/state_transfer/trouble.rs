@@ -143,6 +143,6 @@ fn shares_of_the_wrong_number_or_length_are_refused() {
         let mut transfer = StateTransfer::new(comm).unwrap();
         transfer.offer_shares_of("m", &model, 2, state.iter().map(Vec::as_slice));
         let error = transfer.run().unwrap_err().to_string();
-        assert!(error.contains("but this rank's share of the bucket has 0"), "{error}");
+        assert!(error.contains("the model has no rank 2: its ranks are 0 to 1"), "{error}");
     });
 }
