@@ -42,6 +42,7 @@ pub mod internals {
     //! Functions that the fuzz targets call. Not part of the interface.
 
     pub use crate::checkpoint::fuzz;
+    pub use crate::state_transfer::fuzz as state_transfer;
 }
 #[cfg(feature = "cuda")]
 mod kernels;

@@ -1,5 +1,6 @@
 //! The elements of a tensor that a rank holds, and how the elements of one division map to those of another. Pure.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
@@ -256,30 +257,39 @@ pub(crate) fn runs_in<'a>(part: &'a Extent, window: Range<usize>, sources: &'a [
     })
 }
 
-/// Returns the number of elements at `window` of a part that are in another part of the same tensor. Takes the same time
-/// for any window, unless both parts have several blocks and different strides.
-pub(crate) fn shared(part: &Extent, window: Range<usize>, other: &Extent) -> usize {
-    let width = part.end - part.start;
-    // The number of the first `x` elements of `extent` that are in the given range of each block.
+/// Returns how many elements at `window` of a part each of `sources` contains, without sources that contain none. The
+/// sources are as for [`runs`]. Visits the runs of the window only if both the part and the sources have several blocks,
+/// of different lengths.
+pub(crate) fn lens_by_source(part: &Extent, window: Range<usize>, sources: &[Extent]) -> BTreeMap<usize, usize> {
+    let is_closed = |source: &Extent| part.outer == 1 || source.outer == 1 || (part.outer, part.stride) == (source.outer, source.stride);
+    if sources.iter().all(is_closed) {
+        let lens = sources.iter().map(|source| shared(part, &window, source));
+        return lens.enumerate().filter(|(_, len)| *len > 0).collect();
+    }
+    let mut lens = BTreeMap::new();
+    runs_in(part, window, sources, usize::MAX).for_each(|run| *lens.entry(run.source).or_default() += run.len);
+    lens
+}
+
+/// Returns the number of elements at `window` of a part that are in a source. One of them has only one block, or both
+/// have the same blocks.
+fn shared(part: &Extent, window: &Range<usize>, source: &Extent) -> usize {
+    // The number of the first `x` elements of blocks of `stride` elements that are in a range of their block.
     let until = |x: usize, stride: usize, start: usize, end: usize| x / stride * (end - start) + (x % stride).clamp(start, end) - start;
-    if part.len() == 0 || other.len() == 0 {
+    if part.len() == 0 || source.len() == 0 {
         0
-    } else if (part.outer, part.stride) == (other.outer, other.stride) {
+    } else if (part.outer, part.stride) == (source.outer, source.stride) {
         let within = |at: usize| at.clamp(part.start, part.end) - part.start;
-        let (start, end) = (within(other.start), within(other.end));
+        let (width, start, end) = (part.end - part.start, within(source.start), within(source.end));
         until(window.end, width, start, end) - until(window.start, width, start, end)
-    } else if other.outer == 1 {
+    } else if source.outer == 1 {
         // The part's elements in one range of the tensor are contiguous in the part.
         let place = |flat: usize| until(flat, part.stride, part.start, part.end);
-        let (start, end) = (place(other.start), place(other.end));
+        let (start, end) = (place(source.start), place(source.end));
         window.end.clamp(start, end) - window.start.clamp(start, end)
     } else {
-        let in_block = |block: usize| {
-            let (start, end) = (window.start.max(block * width), window.end.min((block + 1) * width));
-            let flat = |at: usize| block * part.stride + part.start + (at - block * width);
-            until(flat(end), other.stride, other.start, other.end) - until(flat(start), other.stride, other.start, other.end)
-        };
-        (window.start / width..window.end.div_ceil(width)).map(in_block).sum()
+        let before = |at: usize| until(part.start + at, source.stride, source.start, source.end);
+        before(window.end) - before(window.start)
     }
 }
 

@@ -11,7 +11,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::plan::{Plan, Want};
 use super::values::Parts;
-use crate::checkpoint::piece::{runs_in, shared};
+use crate::checkpoint::piece::{lens_by_source, runs_in};
 use crate::comparison::{Digest, difference, gather, hexadecimal, most_frequent};
 use collectives::{Communicator, ReduceOp, Result};
 
@@ -95,8 +95,7 @@ fn by_source(rank: usize, plan: &Plan, want: &Want, parts: &Parts<'_>) -> BTreeM
     let size = tensor.element_bytes;
     let wanted = (want.rank == rank).then(|| parts.wanted[want.number].bytes());
     let all = 0..want.extent.len();
-    let has = |source: &usize| shared(&want.extent, all.clone(), &tensor.sources[*source]) > 0;
-    let sources = (0..tensor.sources.len()).filter(has);
+    let sources = lens_by_source(&want.extent, all.clone(), &tensor.sources).into_keys();
     let mut digests: BTreeMap<usize, (Sha256, Sha256)> = sources.map(|source| (source, Default::default())).collect();
     let offered = |source: usize| tensor.holders[source].first().filter(|holder| holder.0 == rank).map(|holder| parts.offered[holder.1]);
     let is_involved = wanted.is_some() || digests.keys().any(|source| offered(*source).is_some());

@@ -8,6 +8,8 @@
 //! its messages never meet those of the program. If a rank fails, that communicator ends, so no rank waits for ever.
 
 mod digests;
+#[cfg(feature = "__internals")]
+pub mod fuzz;
 mod messages;
 mod plan;
 mod progress;
@@ -188,6 +190,14 @@ impl<'a> StateTransfer<'a> {
     /// - The errors common to all collectives, if a rank is lost or late. Ranks that did not notice this themselves get
     ///   `Aborted`.
     pub fn run(mut self) -> Result<()> {
+        self.transfer().map_err(|error| match error {
+            // The program does not know the transfer's communicator. So it gets the error that has ended it.
+            Error::Poisoned { cause, .. } => (*cause).clone(),
+            error => error,
+        })
+    }
+
+    fn transfer(&mut self) -> Result<()> {
         everywhere(&self.comm, TRANSFERRING, self.mistake.take().map_or(Ok(()), Err))?;
         let all = self.exchange()?;
         // All ranks have the same declarations, so this is every rank's error.

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::piece::{Extent, element_count, shared};
+use crate::checkpoint::piece::{Extent, element_count, lens_by_source};
 use crate::checkpoint::plan::{Declared, Holders, distinct, element_bytes};
 use crate::tuning::state_transfer::{LEAST_BYTES, MOST_BYTES, MOST_WINDOWS};
 
@@ -49,7 +49,7 @@ pub(super) struct Want {
 pub(super) struct Plan {
     ranks: usize,
     /// The fewest and the most bytes of a window.
-    limits: (usize, usize),
+    pub(super) limits: (usize, usize),
     pub(super) tensors: Vec<Tensor>,
     /// In the order of ranks.
     pub(super) wants: Vec<Want>,
@@ -198,8 +198,7 @@ impl Steps<'_> {
             (receiver.wants.start, receiver.reached) = (index + 1, 0);
         }
         let tensor = &self.plan.tensors[want.tensor];
-        let lens = tensor.sources.iter().map(|source| shared(&want.extent, window.clone(), source));
-        for (source, len) in lens.enumerate().filter(|(_, len)| *len > 0) {
+        for (source, len) in lens_by_source(&want.extent, window.clone(), &tensor.sources) {
             let bytes = (len * tensor.element_bytes) as u64;
             if let Some(from) = self.sender(receiver, &tensor.holders[source], bytes) {
                 self.ready.push_back(Step { want: index, source, from, window: window.clone(), len });
