@@ -34,8 +34,8 @@ pub use self::progress::TransferProgress;
 const TRANSFERRING: &str = "transferring state";
 
 /// Gives named tensors to ranks that want them, from ranks that offer them, without a disk. For example, newcomers of a
-/// running job ([`Communicator::join`]) get the state of the members, and sharded state is dealt out for another number
-/// of ranks.
+/// running job ([`Communicator::join`]) get the state of the members, and each rank gets its new share of sharded
+/// state when the number of ranks has changed.
 ///
 /// Each rank calls [`offer`](Self::offer) for the [`Piece`]s that it has, and [`want`](Self::want) for those that it
 /// needs. A rank may do both, even for one tensor. No rank needs to know the other ranks' pieces. If several ranks offer
@@ -59,7 +59,7 @@ const TRANSFERRING: &str = "transferring state";
 ///         weight.fill(0.0);
 ///         transfer.want("weight", &[6], Piece::Whole, &mut weight);
 ///     }
-///     // Dealt out anew: 3, 3 and 2 elements.
+///     // The new shares have 3, 3 and 2 elements.
 ///     let wanted = range(3, comm.rank());
 ///     transfer.want("momentum", &[8], Piece::Flat(wanted.clone()), &mut third[..wanted.len()]);
 ///     transfer.run()?;
@@ -75,7 +75,7 @@ const TRANSFERRING: &str = "transferring state";
 /// program's communicator while [`run`](Self::run) runs, and may read what is offered. To change the state meanwhile,
 /// offer a copy of it.
 ///
-/// **Memory.** In addition to the tensors, a rank needs at most 16 MiB for messages, about 100 B for each piece of each
+/// **Memory.** In addition to the tensors, a rank needs at most 17 MiB for messages, about 100 B for each piece of each
 /// rank, and the memory of one [`Communicator::duplicate`]. Tensors on a GPU must be copied to the host first.
 ///
 /// **Failures.** If a rank is lost, every rank gets an error, and none waits longer than the timeout. Offered values never

@@ -133,6 +133,32 @@ fn large_state_comes_from_several_members_while_the_program_makes_calls() {
     }
 }
 
+/// Returns a number of kB from this process's status.
+fn status(field: &str) -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(field)).unwrap();
+    line.trim_matches([':', ' ', '\t', 'k', 'B']).parse().unwrap()
+}
+
+#[test]
+fn a_transfer_needs_far_less_memory_than_the_state() {
+    const LEN: usize = 32 << 20;
+    processes("state_transfer::moves::a_transfer_needs_far_less_memory_than_the_state", Wiring::Tcp, 3, |comm| {
+        let mut state: Vec<u32> = (0..LEN as u32).map(|at| if comm.rank() < 2 { at } else { 1 }).collect();
+        let mut transfer = StateTransfer::new(comm)?;
+        match comm.rank() {
+            2 => transfer.want("state", &[LEN], Piece::Whole, &mut state),
+            _ => transfer.offer("state", &[LEN], Piece::Whole, &state),
+        };
+        let before = status("VmHWM");
+        transfer.run()?;
+        let more = status("VmHWM") - before;
+        assert!(more < 40 << 10, "{more} kB for a state of {} kB", LEN * 4 >> 10);
+        assert!(state.iter().enumerate().all(|(at, x)| *x == at as u32));
+        Ok(())
+    });
+}
+
 #[test]
 fn ranks_without_state_to_move_pass_through() {
     threads(Wiring::Shm, 3, |comm| {
