@@ -153,7 +153,7 @@ fn a_transfer_needs_far_less_memory_than_the_state() {
         let before = status("VmHWM");
         transfer.run()?;
         let more = status("VmHWM") - before;
-        assert!(more < 40 << 10, "{more} kB for a state of {} kB", LEN * 4 >> 10);
+        assert!(more < 40 * 1024, "{more} kB for a state of {} kB", LEN * 4 / 1024);
         assert!(state.iter().enumerate().all(|(at, x)| *x == at as u32));
         Ok(())
     });
