@@ -29,6 +29,13 @@ pub(super) struct Mover<'m, 'a> {
     pub(super) free: Vec<Vec<u8>>,
 }
 
+/// Returns the elements of a step that are contiguous on both sides.
+fn runs<'p>(plan: &'p Plan, step: &Step) -> impl Iterator<Item = Run> + use<'p> {
+    let want = &plan.wants[step.want];
+    let (window, source) = (step.window.clone(), step.source);
+    runs_in(&want.extent, window, &plan.tensors[want.tensor].sources, usize::MAX).filter(move |run| run.source == source)
+}
+
 impl Mover<'_, '_> {
     /// Carries out all steps of this rank.
     pub(super) fn run(&mut self) -> Result<()> {
@@ -67,27 +74,20 @@ impl Mover<'_, '_> {
         self.plan.tensors[self.plan.wants[step.want].tensor].element_bytes
     }
 
-    /// Returns the elements of a step that are contiguous on both sides.
-    fn runs(&self, step: &Step) -> impl Iterator<Item = Run> {
-        let want = &self.plan.wants[step.want];
-        let (window, source) = (step.window.clone(), step.source);
-        runs_in(&want.extent, window, &self.plan.tensors[want.tensor].sources, usize::MAX).filter(move |run| run.source == source)
-    }
-
     /// Returns the bytes of a step, from the part that this rank offers.
     fn packed(&mut self, step: &Step) -> Vec<u8> {
         let (mut buffer, size) = (self.free.pop().unwrap_or_default(), self.element_bytes(step));
         let offered = self.parts.offered[step.from.1];
         buffer.clear();
-        self.runs(step).for_each(|run| buffer.extend_from_slice(&offered[run.from * size..(run.from + run.len) * size]));
+        buffer.reserve_exact(self.bytes(step));
+        runs(self.plan, step).for_each(|run| buffer.extend_from_slice(&offered[run.from * size..(run.from + run.len) * size]));
         buffer
     }
 
     /// Writes the bytes of a step to the part that this rank wants.
     fn unpack(&mut self, step: &Step, bytes: &[u8]) -> Result<()> {
         let (want, size, mut start) = (&self.plan.wants[step.want], self.element_bytes(step), 0);
-        let runs: Vec<Run> = self.runs(step).collect();
-        for run in runs {
+        for run in runs(self.plan, step) {
             let end = start + run.len * size;
             let Some(part) = bytes.get(start..end) else { return Err(self.malformed(step, bytes.len())) };
             if !self.parts.wanted[want.number].put(run.to, part) {
