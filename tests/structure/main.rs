@@ -6,7 +6,6 @@ mod arrows;
 #[path = "../common/mod.rs"]
 mod common;
 mod drivers;
-mod elastic_training;
 mod errors;
 mod examples;
 mod guide;

@@ -38,8 +38,13 @@ impl Ending {
 
 /// Returns the range of this rank's share of a bucket. Shares have the same length and are in rank order.
 pub(super) fn own_range(comm: &Communicator, layout: &BucketLayout) -> Range<usize> {
+    range_of(comm, layout, comm.rank())
+}
+
+/// Returns the range of the share of an existing rank.
+pub(super) fn range_of(comm: &Communicator, layout: &BucketLayout, rank: usize) -> Range<usize> {
     let len = layout.len / comm.world_size();
-    comm.rank() * len..(comm.rank() + 1) * len
+    rank * len..(rank + 1) * len
 }
 
 /// A bucket whose elements are `T`.

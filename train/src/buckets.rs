@@ -91,7 +91,9 @@ pub(super) struct Buckets {
     waiting: Vec<usize>,
     /// The next bucket to launch. The order is the same on every rank, whatever order the buckets are filled in.
     next: usize,
-    missing: Missing,
+    options: Options,
+    place: Place,
+    ending: Ending,
     health: StepHealth,
 }
 
@@ -126,7 +128,19 @@ impl Buckets {
         let allocated = buckets.iter_mut().try_for_each(|bucket| bucket.allocate(comm, place));
         everywhere(comm, what, allocated)?;
         let waiting = buckets.iter().map(|bucket| bucket.layout().slots.len()).collect();
-        Ok(Self { comm: comm.clone(), entries, buckets, waiting, next: 0, missing: options.missing, health: StepHealth::default() })
+        let (comm, options, place, health) = (comm.clone(), options.clone(), place.clone(), StepHealth::default());
+        Ok(Self { comm, entries, buckets, waiting, next: 0, options, place, ending, health })
+    }
+
+    /// Makes buckets for the same parameters, with the same options and in the same place, over the ranks of another
+    /// communicator. Ranks that make buckets with [`new`](Self::new) pass the same `what`. Collective over `comm`.
+    pub(super) fn resized(&self, comm: &Communicator, what: &'static str) -> Result<Self> {
+        let parameters = self.entries.iter().map(|entry| entry.parameter.clone()).collect();
+        Self::new(comm, what, parameters, &self.options, &self.place, self.ending)
+    }
+
+    pub(super) fn place_of_memory(&self) -> &Place {
+        &self.place
     }
 
     pub(super) fn comm(&self) -> &Communicator {
@@ -274,7 +288,7 @@ impl Buckets {
     fn finish_all(&mut self) -> Result<Option<(usize, usize)>> {
         let absent = self.fill_up()?;
         self.launch_full()?;
-        let told = match self.missing {
+        let told = match self.options.missing {
             Missing::Zeros => None,
             Missing::Refused => Some(self.tell(absent)?),
         };

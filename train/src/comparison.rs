@@ -51,7 +51,7 @@ pub(super) fn difference<K: Eq + std::hash::Hash>(comm: &Communicator, keys: &[K
 
 /// Returns the first rank with the key that most ranks have. If several keys are equally frequent, the key of the
 /// lowest rank counts.
-fn most_frequent<K: Eq + std::hash::Hash>(keys: &[K]) -> usize {
+pub(super) fn most_frequent<K: Eq + std::hash::Hash>(keys: &[K]) -> usize {
     let mut counts: HashMap<&K, (usize, Reverse<usize>)> = HashMap::new();
     keys.iter().enumerate().for_each(|(rank, key)| counts.entry(key).or_insert((0, Reverse(rank))).0 += 1);
     counts.into_values().max().map_or(0, |(_, Reverse(rank))| rank)

@@ -55,8 +55,8 @@ use collectives::{Error, Result};
 ///
 /// **Errors.** A call that passes a wrong length or type, or the same gradient again, is refused and has no effect.
 /// `finish` returns the errors of background calls. After a lost peer, a timeout or a mismatch, every later call
-/// returns `Poisoned`. After such an error, make a new `DataParallel` with the communicator that
-/// [`Communicator::shrink`] returns.
+/// returns `Poisoned`. After such an error, make a new model ([`resized`](Self::resized)) with the communicator that
+/// [`Communicator::shrink`] or [`Communicator::admit`] returns.
 ///
 /// **Memory.** The buckets hold every gradient once, in memory from [`Communicator::alloc`]. The documentation of each
 /// hook says how much memory the hook adds. `ready` copies a gradient, so the caller can free it as soon as `ready`
@@ -123,6 +123,38 @@ impl DataParallel {
         let place = Place::on_device(stream);
         let buckets = Buckets::new(comm, "DataParallel::on_device", parameters, &options, &place, Ending::Whole)?;
         Ok(Self { buckets })
+    }
+
+    /// Makes a model with the same parameters and options for the ranks of another communicator, for example after
+    /// [`Communicator::admit`]. Newcomers call [`new`](Self::new) or [`on_device`](Self::on_device) instead, with the
+    /// same arguments as the members. This model stays unchanged, even if it is in the middle of a step, or a step has
+    /// failed. The new model has the plain hooks: call [`set_hooks`](Self::set_hooks) again if you have your own. If the
+    /// op is a `PreMulSum`, the weight stays the same too. Collective over `comm`.
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// # use collectives_train::{DataParallel, Options, Parameter};
+    /// let means = Communicator::run_local(3, |comm| {
+    ///     let parameters = vec![Parameter::new::<f32>("weight", &[1])];
+    ///     let mut model = DataParallel::new(comm, parameters, Options::default())?;
+    ///     let mut gradient = [[comm.rank() as f32]];
+    ///     model.average(&mut gradient)?; // over three ranks
+    ///     let Some(pair) = comm.split((comm.rank() < 2).then_some(0), 0)? else { return Ok((gradient[0][0], None)) };
+    ///     let mut again = [[comm.rank() as f32]];
+    ///     model = model.resized(&pair)?;
+    ///     model.average(&mut again)?; // over two ranks
+    ///     Ok((gradient[0][0], Some(again[0][0])))
+    /// })?;
+    /// assert_eq!(means, [(1.0, Some(0.5)), (1.0, Some(0.5)), (1.0, None)]);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`new`](Self::new) or [`on_device`](Self::on_device).
+    pub fn resized(&self, comm: &Communicator) -> Result<Self> {
+        let what = self.buckets.place_of_memory().either("DataParallel::new", "DataParallel::on_device");
+        Ok(Self { buckets: self.buckets.resized(comm, what)? })
     }
 
     /// Replaces the hooks that average the buckets of type `T`. Calls `make` once for each of these buckets. Call

@@ -33,6 +33,16 @@ impl Place {
         Self::Device(Workplace::new(stream))
     }
 
+    /// Returns the first name in host memory, and the second name on a device.
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "there is no device"))]
+    pub(super) fn either(&self, host: &'static str, device: &'static str) -> &'static str {
+        match self {
+            Self::Host => host,
+            #[cfg(feature = "cuda")]
+            Self::Device(_) => device,
+        }
+    }
+
     /// Refuses a device that the communicator cannot reach.
     #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "the host is always there"))]
     pub(super) fn check(&self, comm: &Communicator) -> Result<()> {

@@ -4,7 +4,8 @@
 //! ranks the same initial parameters, and averages gradients in large pieces in the background. If the ranks'
 //! parameters differ, or a rank lacks a gradient, every rank gets an error. This crate depends on no tensor crate:
 //! gradients are slices or any other [`Buffer`](collectives::Buffer). You pass gradients one by one, or all together.
-//! With the feature `checkpoint`, the module `checkpoint` saves models, and loads them with any number of ranks.
+//! With the feature `checkpoint`, the module `checkpoint` saves models, and loads them with any number of ranks, and
+//! `StateTransfer` gives state to ranks that join a running job.
 //!
 //! This crate uses only the public interface of the crate `collectives`. The functions of this crate take a
 //! [`Communicator`](collectives::Communicator).
@@ -12,7 +13,7 @@
 //! # Features
 //!
 //! - `cuda` (on by default): gradients on devices.
-//! - `checkpoint`: the module `checkpoint`.
+//! - `checkpoint`: the module `checkpoint`, and `StateTransfer`.
 //! - `float8`: the element types of the crate `float8` in checkpoints.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -41,6 +42,7 @@ pub mod internals {
     //! Functions that the fuzz targets call. Not part of the interface.
 
     pub use crate::checkpoint::fuzz;
+    pub use crate::state_transfer::fuzz as state_transfer;
 }
 #[cfg(feature = "cuda")]
 mod kernels;
@@ -58,6 +60,8 @@ mod sampler;
 mod seed;
 mod shard;
 mod sharded;
+#[cfg(feature = "checkpoint")]
+mod state_transfer;
 mod step_health;
 mod step_order;
 mod stop_flag;
@@ -80,6 +84,8 @@ pub use sampler::{Sampler, Samples, UnevenEnd};
 pub use seed::seed_for;
 pub use shard::Shard;
 pub use sharded::{ShardedOptimizer, Shards, Updated};
+#[cfg(feature = "checkpoint")]
+pub use state_transfer::{StateTransfer, TransferProgress};
 pub use stop_flag::StopFlag;
 
 /// The guide, so that `cargo test --doc` compiles its code and runs the code that needs no launcher and no GPU.
@@ -100,6 +106,7 @@ mod guide {
         #[cfg(feature = "cuda")]
         training = "../docs/training.md";
         training_loops = "../docs/training-loops.md";
+        training_membership = "../docs/training-membership.md";
         training_sharding = "../docs/training-sharding.md";
         training_tensors = "../docs/training-tensors.md";
     }

@@ -25,13 +25,34 @@ impl Default for LossScalerOptions {
     }
 }
 
-/// The state of a scaler, to be saved in a checkpoint.
+/// The state of a scaler, to be saved in a checkpoint, or sent to newcomers. It can be converted to two numbers and
+/// back:
+///
+/// ```
+/// # use collectives_train::LossScalerState;
+/// let state = LossScalerState { scale: 1024.0, good_steps: 7 };
+/// let numbers: [f64; 2] = state.into();
+/// assert_eq!((numbers, LossScalerState::from(numbers)), ([1024.0, 7.0], state));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LossScalerState {
     /// The scale.
     pub scale: f32,
     /// The number of good steps since the scale last changed.
     pub good_steps: u32,
+}
+
+impl From<LossScalerState> for [f64; 2] {
+    fn from(state: LossScalerState) -> Self {
+        [state.scale.into(), state.good_steps.into()]
+    }
+}
+
+impl From<[f64; 2]> for LossScalerState {
+    /// Converts numbers that were made from a state. [`LossScaler::restore`] refuses other numbers.
+    fn from([scale, good_steps]: [f64; 2]) -> Self {
+        Self { scale: scale as f32, good_steps: good_steps as u32 }
+    }
 }
 
 /// Scales losses like torch's `GradScaler`, with the same scale on every rank.

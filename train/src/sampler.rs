@@ -79,6 +79,23 @@ impl Sampler {
         Ok(Self { len, rank, world_size, seed: Some(0), end: UnevenEnd::default() })
     }
 
+    /// Divides the same samples, in the same order, among the ranks of another communicator, for example after
+    /// [`Communicator::admit`]. In the middle of an epoch, continue with [`epoch_from`](Self::epoch_from).
+    ///
+    /// ```
+    /// # use collectives::Communicator;
+    /// # use collectives_train::Sampler;
+    /// let sampler = Sampler::of_rank(0, 4, 20)?.with_seed(7);
+    /// let comm = &Communicator::local(1)?[0];
+    /// let rest = sampler.resized(comm).epoch_from(0, 8)?; // four ranks have taken two samples each
+    /// assert_eq!(rest.len(), 12);
+    /// # Ok::<(), collectives::Error>(())
+    /// ```
+    #[must_use]
+    pub fn resized(self, comm: &Communicator) -> Self {
+        Self { rank: comm.rank(), world_size: comm.world_size(), ..self }
+    }
+
     /// Shuffles with another seed.
     #[must_use]
     pub fn with_seed(self, seed: u64) -> Self {

@@ -70,7 +70,8 @@ use collectives::{Error, Result};
 /// **Traffic.** In each step, a rank sends as much as in an all-reduce of the gradients.
 ///
 /// The caller saves and loads the optimiser's state. With another world size, the shares are different. With the
-/// feature `checkpoint`, the module `checkpoint` can save with one world size and load with another.
+/// feature `checkpoint`, the module `checkpoint` can save with one world size and load with another, and
+/// `StateTransfer` moves shares in a job whose ranks come and go ([`resized`](Self::resized)).
 ///
 /// For devices, see [`on_device`](Self::on_device).
 #[doc(alias = "ZeroRedundancyOptimizer")]
@@ -144,9 +145,33 @@ impl ShardedOptimizer {
         Ok(Self { buckets, loaded })
     }
 
+    /// Makes an optimiser with the same parameters and options for the ranks of another communicator, for example after
+    /// [`Communicator::admit`]. Newcomers call [`new`](Self::new) or [`on_device`](Self::on_device) instead, with the
+    /// same arguments as the members. This optimiser stays unchanged, even if a step has failed. Collective over `comm`.
+    ///
+    /// In the new optimiser, each rank has another share, and no parameter has values yet. [`load`](Self::load) the
+    /// parameters, which every rank has as a whole. With the feature `checkpoint`, `StateTransfer::offer_shares` and
+    /// `want_shares` move the optimiser's state from the old shares to the new shares.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`new`](Self::new) or [`on_device`](Self::on_device).
+    pub fn resized(&self, comm: &Communicator) -> Result<Self> {
+        let what = self.buckets.place_of_memory().either("ShardedOptimizer::new", "ShardedOptimizer::on_device");
+        let buckets = self.buckets.resized(comm, what)?;
+        let loaded = vec![false; buckets.len()];
+        Ok(Self { buckets, loaded })
+    }
+
     /// Returns the buckets' layouts, in the order in which the buckets are launched.
     pub fn layouts(&self) -> impl ExactSizeIterator<Item = &BucketLayout> {
         self.buckets.layouts()
+    }
+
+    /// Returns the communicator of the ranks over which the optimiser's state is sharded.
+    #[must_use]
+    pub fn communicator(&self) -> &Communicator {
+        self.buckets.comm()
     }
 
     /// Returns the parameter with this number.

@@ -36,3 +36,19 @@ pub(crate) mod checkpoint {
     /// Most ranges that are read at once. A list of them is kept for each file.
     pub(crate) const RANGES_AT_ONCE: usize = 512;
 }
+
+/// Transfers of state between ranks (`state_transfer/`).
+#[cfg(feature = "checkpoint")]
+pub(crate) mod state_transfer {
+    /// Most bytes of a message. Agreed.
+    pub(crate) const MOST_BYTES: usize = 1 << 20;
+    /// Fewest bytes of a message, except for small tensors. Smaller messages take more time for each byte. Agreed.
+    pub(crate) const LEAST_BYTES: usize = 64 << 10;
+    /// Most windows of elements that all ranks together want, each of at most `MOST_BYTES`: 256 TiB. Every rank looks at
+    /// all windows, so this limits the time of planning. Agreed.
+    pub(crate) const MOST_WINDOWS: u64 = 1 << 28;
+    /// Most messages of a rank that have started and not ended.
+    pub(crate) const IN_FLIGHT: usize = 16;
+    /// Most bytes that all ranks together need to describe their parts. Agreed.
+    pub(crate) const MOST_DESCRIBED: u64 = 256 << 20;
+}

@@ -15,7 +15,7 @@ mod sizes;
 use std::time::Duration;
 
 use collectives::internals::fuzz;
-use collectives_train::internals::fuzz as checkpoints;
+use collectives_train::internals::{fuzz as checkpoints, state_transfer};
 use rustix::time::{ClockId, clock_gettime};
 
 pub use mutate::Mutator;
@@ -35,7 +35,7 @@ pub struct Target {
 }
 
 /// All targets. The bounds are two to four times what valid inputs take.
-pub const TARGETS: [Target; 27] = [
+pub const TARGETS: [Target; 28] = [
     target("store_requests", fuzz::store_requests, 64 << 10, 1 << 10),
     target("store_service", fuzz::store_service, 64 << 10, 256),
     target("store_replies", fuzz::store_replies, 64 << 10, 128),
@@ -63,6 +63,7 @@ pub const TARGETS: [Target; 27] = [
     target("shared_memory_ring", fuzz::shared_memory_ring, 64 << 10, 256),
     target("safetensors_headers", checkpoints::safetensors_headers, 64 << 10, 512),
     target("checkpoint_indexes", checkpoints::checkpoint_indexes, 64 << 10, 512),
+    target("state_declarations", state_transfer::state_declarations, 64 << 10, 512),
     target("objects", fuzz::objects, 4 << 20, 256),
     // A module may declare as much memory as a small GPU has; the interpreter itself limits this to 256 MiB.
     target("ptx", ptx::ptx, 1 << 30, 1 << 10),
@@ -109,6 +110,7 @@ fn processor_time() -> Duration {
 pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let mut seeds = fuzz::seeds();
     seeds.extend(checkpoints::seeds());
+    seeds.extend(state_transfer::seeds());
     seeds.extend(sizes::SEEDS.map(|text| ("sizes", text.as_bytes().to_vec())));
     seeds.extend(ptx::seeds().into_iter().map(|text| ("ptx", text.into_bytes())));
     seeds

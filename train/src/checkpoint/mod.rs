@@ -49,13 +49,13 @@ pub mod fuzz;
 mod header;
 mod index;
 mod json;
-mod piece;
-mod plan;
+pub(crate) mod piece;
+pub(crate) mod plan;
 mod publication;
 mod reader;
 mod regular_file;
 mod saver;
-mod shares;
+pub(crate) mod shares;
 mod values;
 mod writer;
 

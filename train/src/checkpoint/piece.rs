@@ -1,5 +1,6 @@
 //! The elements of a tensor that a rank holds, and how the elements of one division map to those of another. Pure.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
@@ -74,7 +75,7 @@ impl Piece {
 
     /// Returns its elements in a form that is the same for all pieces with the same elements. The error says why a
     /// tensor of this shape has no such part.
-    pub(super) fn extent(&self, shape: &[usize]) -> Result<Extent, String> {
+    pub(crate) fn extent(&self, shape: &[usize]) -> Result<Extent, String> {
         let total = element_count(shape)?;
         let within = |range: &Range<usize>, end: usize| range.start <= range.end && range.end <= end;
         let flat = |range: Range<usize>| Ok(Extent::flat(range, total));
@@ -131,7 +132,7 @@ impl fmt::Display for Piece {
 }
 
 /// Returns the number of elements of a tensor of this shape.
-pub(super) fn element_count(shape: &[usize]) -> Result<usize, String> {
+pub(crate) fn element_count(shape: &[usize]) -> Result<usize, String> {
     if shape.contains(&0) {
         return Ok(0);
     }
@@ -143,7 +144,7 @@ pub(super) fn element_count(shape: &[usize]) -> Result<usize, String> {
 
 /// The elements of a part: those from `start` to `end` in each of `outer` blocks of `stride` elements.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Extent {
+pub(crate) struct Extent {
     outer: usize,
     stride: usize,
     start: usize,
@@ -158,7 +159,7 @@ impl Extent {
     }
 
     /// Returns its number of elements.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.outer * (self.end - self.start)
     }
 
@@ -217,22 +218,27 @@ fn missing(extent: &Extent, range: Range<usize>) -> String {
 
 /// Elements that are contiguous both in a source and in the destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Run {
+pub(crate) struct Run {
     /// The source.
-    pub(super) source: usize,
+    pub(crate) source: usize,
     /// The first of them in the source.
-    pub(super) from: usize,
+    pub(crate) from: usize,
     /// The first of them in the destination.
-    pub(super) to: usize,
-    pub(super) len: usize,
+    pub(crate) to: usize,
+    pub(crate) len: usize,
 }
 
 /// Maps the elements of a part to `sources`, which together are the whole tensor and are in order ([`in_order`]).
 /// Returns runs of at most `longest` elements, in the order of the destination.
 pub(super) fn runs<'a>(part: &'a Extent, sources: &'a [Extent], longest: usize) -> impl Iterator<Item = Run> + 'a {
-    let mut to = 0;
+    runs_in(part, 0..part.len(), sources, longest)
+}
+
+/// Maps the elements at `window` of a part to `sources`, like [`runs`].
+pub(crate) fn runs_in<'a>(part: &'a Extent, window: Range<usize>, sources: &'a [Extent], longest: usize) -> impl Iterator<Item = Run> + 'a {
+    let (mut to, end) = (window.start, window.end.min(part.len()));
     std::iter::from_fn(move || {
-        if to >= part.len() {
+        if to >= end {
             return None;
         }
         let width = part.end - part.start;
@@ -244,11 +250,47 @@ pub(super) fn runs<'a>(part: &'a Extent, sources: &'a [Extent], longest: usize) 
         let index = sources.partition_point(|source| source.end <= place);
         let source = sources.get(index)?;
         let from = block * (source.end - source.start) + (place - source.start);
-        let len = (width - within).min(source.end - place).min(longest);
+        let len = (width - within).min(source.end - place).min(longest).min(end - to);
         let run = Run { source: index, from, to, len };
         to += len;
         Some(run)
     })
+}
+
+/// Returns how many elements at `window` of a part each of `sources` contains, without sources that contain none. The
+/// sources are as for [`runs`]. Visits the runs of the window only if both the part and the sources have several blocks,
+/// of different lengths.
+pub(crate) fn lens_by_source(part: &Extent, window: Range<usize>, sources: &[Extent]) -> BTreeMap<usize, usize> {
+    let is_closed = |source: &Extent| part.outer == 1 || source.outer == 1 || (part.outer, part.stride) == (source.outer, source.stride);
+    if sources.iter().all(is_closed) {
+        let lens = sources.iter().map(|source| shared(part, &window, source));
+        return lens.enumerate().filter(|(_, len)| *len > 0).collect();
+    }
+    let mut lens = BTreeMap::new();
+    runs_in(part, window, sources, usize::MAX).for_each(|run| *lens.entry(run.source).or_default() += run.len);
+    lens
+}
+
+/// Returns the number of elements at `window` of a part that are in a source. One of them has only one block, or both
+/// have the same blocks.
+fn shared(part: &Extent, window: &Range<usize>, source: &Extent) -> usize {
+    // The number of the first `x` elements of blocks of `stride` elements that are in a range of their block.
+    let until = |x: usize, stride: usize, start: usize, end: usize| x / stride * (end - start) + (x % stride).clamp(start, end) - start;
+    if part.len() == 0 || source.len() == 0 {
+        0
+    } else if (part.outer, part.stride) == (source.outer, source.stride) {
+        let within = |at: usize| at.clamp(part.start, part.end) - part.start;
+        let (width, start, end) = (part.end - part.start, within(source.start), within(source.end));
+        until(window.end, width, start, end) - until(window.start, width, start, end)
+    } else if source.outer == 1 {
+        // The part's elements in one range of the tensor are contiguous in the part.
+        let place = |flat: usize| until(flat, part.stride, part.start, part.end);
+        let (start, end) = (place(source.start), place(source.end));
+        window.end.clamp(start, end) - window.start.clamp(start, end)
+    } else {
+        let before = |at: usize| until(part.start + at, source.stride, source.start, source.end);
+        before(window.end) - before(window.start)
+    }
 }
 
 #[cfg(test)]

@@ -21,19 +21,19 @@ pub(super) struct Declaration {
 
 /// A part of a tensor that a rank holds.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Declared {
-    pub(super) name: String,
+pub(crate) struct Declared {
+    pub(crate) name: String,
     /// The type's name in the files.
-    pub(super) dtype: String,
+    pub(crate) dtype: String,
     #[serde(deserialize_with = "json::shape")]
-    pub(super) shape: Vec<usize>,
-    pub(super) piece: Piece,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) piece: Piece,
 }
 
 impl Declared {
     /// Declares a rank's piece of a tensor. Pieces without elements have a single form, and so do pieces with all
     /// elements.
-    pub(super) fn new(name: &str, dtype: DType, shape: &[usize], piece: Piece) -> Result<Self, String> {
+    pub(crate) fn new(name: &str, dtype: DType, shape: &[usize], piece: Piece) -> Result<Self, String> {
         if name.is_empty() || name.contains('#') || name == header::METADATA {
             return Err("a name must not be empty, contain # or be __metadata__".to_owned());
         }
@@ -55,7 +55,7 @@ impl Declared {
 }
 
 /// Returns the size of an element of the type with this name.
-fn element_bytes(name: &str) -> Result<usize, String> {
+pub(crate) fn element_bytes(name: &str) -> Result<usize, String> {
     header::dtype(name).map(DType::size_bytes).map_err(|name| format!("there is no element type {name:?}"))
 }
 
@@ -84,13 +84,14 @@ pub(super) fn head(declaration: &Declaration, written: &[usize], step: u64) -> R
 }
 
 /// The ranks that hold a tensor, each with the number of its part.
-type Holders = Vec<(usize, usize)>;
+pub(crate) type Holders = Vec<(usize, usize)>;
 
 /// Divides the work. The error says why the parts that ranks hold are not a checkpoint.
 pub(super) fn plan(all: &[Declaration], step: u64) -> Result<Plan, String> {
     let mut parts: Vec<Holders> = Vec::new();
     for (name, holders) in by_name(all) {
-        parts.extend(distinct(all, &holders).map_err(|reason| format!("tensor {name:?}: {reason}"))?);
+        let declared = |holder: &(usize, usize)| &all[holder.0].tensors[holder.1];
+        parts.extend(distinct(declared, &holders).map_err(|reason| format!("tensor {name:?}: {reason}"))?);
     }
     let written = shared_out(all, parts)?;
     let index = index(all, &written, step)?;
@@ -108,9 +109,9 @@ fn by_name(all: &[Declaration]) -> BTreeMap<&str, Holders> {
     tensors
 }
 
-/// Returns the parts of one tensor, each with all ranks that hold it. Together they must be the whole tensor.
-fn distinct(all: &[Declaration], holders: &Holders) -> Result<Vec<Holders>, String> {
-    let declared = |holder: &(usize, usize)| &all[holder.0].tensors[holder.1];
+/// Returns the parts of one tensor in order, each with all ranks that hold it. `declared` returns the declaration of a
+/// holder. Together the parts must be the whole tensor.
+pub(crate) fn distinct<'a>(declared: impl Fn(&(usize, usize)) -> &'a Declared, holders: &Holders) -> Result<Vec<Holders>, String> {
     let Some(first) = holders.first() else { return Ok(Vec::new()) };
     let (dtype, shape) = (&declared(first).dtype, &declared(first).shape);
     if let Some(other) = holders.iter().find(|other| (&declared(other).dtype, &declared(other).shape) != (dtype, shape)) {

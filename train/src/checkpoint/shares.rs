@@ -5,10 +5,11 @@ use std::collections::BTreeSet;
 use super::piece::Piece;
 use super::reader::Checkpoint;
 use super::writer::Writer;
+use crate::bucket::range_of;
 use crate::fully_sharded::FullySharded;
 use crate::layout::{BucketLayout, Slot};
 use crate::sharded::ShardedOptimizer;
-use collectives::Element;
+use collectives::{Communicator, Element};
 use collectives::{Error, Result};
 
 /// A model that is sharded over the ranks. In a checkpoint, the parameters of a [`ShardedOptimizer`] keep their names.
@@ -23,11 +24,14 @@ impl Sharded for FullySharded {}
 mod sealed {
     use std::ops::Range;
 
-    use super::{BucketLayout, Slot};
+    use super::{BucketLayout, Communicator, Slot};
 
     pub trait Shares {
-        /// Returns the layout of each bucket, and the range of the bucket's elements that belongs to this rank.
-        fn dealt(&self) -> Vec<(&BucketLayout, Range<usize>)>;
+        /// Returns the communicator of the ranks that have shares.
+        fn ranks(&self) -> &Communicator;
+
+        /// Returns the layout of each bucket, and the range of the bucket's elements that belongs to a rank.
+        fn dealt_to(&self, rank: usize) -> Vec<(&BucketLayout, Range<usize>)>;
 
         /// Returns the name of a bucket's parameter.
         fn name(&self, bucket: &BucketLayout, slot: &Slot) -> Option<String>;
@@ -35,8 +39,12 @@ mod sealed {
 }
 
 impl sealed::Shares for ShardedOptimizer {
-    fn dealt(&self) -> Vec<(&BucketLayout, std::ops::Range<usize>)> {
-        self.layouts().zip(self.shares()).collect()
+    fn ranks(&self) -> &Communicator {
+        self.communicator()
+    }
+
+    fn dealt_to(&self, rank: usize) -> Vec<(&BucketLayout, std::ops::Range<usize>)> {
+        self.layouts().map(|layout| (layout, range_of(self.communicator(), layout, rank))).collect()
     }
 
     fn name(&self, _: &BucketLayout, slot: &Slot) -> Option<String> {
@@ -45,8 +53,12 @@ impl sealed::Shares for ShardedOptimizer {
 }
 
 impl sealed::Shares for FullySharded {
-    fn dealt(&self) -> Vec<(&BucketLayout, std::ops::Range<usize>)> {
-        self.layouts().enumerate().filter_map(|(unit, layout)| Some((layout, self.shard_range(unit).ok()?))).collect()
+    fn ranks(&self) -> &Communicator {
+        self.communicator()
+    }
+
+    fn dealt_to(&self, rank: usize) -> Vec<(&BucketLayout, std::ops::Range<usize>)> {
+        self.layouts().map(|layout| (layout, range_of(self.communicator(), layout, rank))).collect()
     }
 
     fn name(&self, unit: &BucketLayout, slot: &Slot) -> Option<String> {
@@ -55,12 +67,12 @@ impl sealed::Shares for FullySharded {
 }
 
 /// The part of one parameter in one share.
-struct Part<'a> {
-    name: String,
-    shape: &'a [usize],
-    piece: Piece,
+pub(crate) struct Part<'a> {
+    pub(crate) name: String,
+    pub(crate) shape: &'a [usize],
+    pub(crate) piece: Piece,
     /// Its place in the share.
-    within: std::ops::Range<usize>,
+    pub(crate) within: std::ops::Range<usize>,
 }
 
 impl<'a> Writer<'a> {
@@ -140,11 +152,20 @@ impl Checkpoint {
 }
 
 /// The parts of a bucket's parameters in a rank's share, and the length of the share. Some parts may be empty.
-type OfBucket<'m> = (Vec<Part<'m>>, usize);
+pub(crate) type OfBucket<'m> = (Vec<Part<'m>>, usize);
 
 /// Returns the parts of parameters that are in this rank's shares, in one list for each bucket. Refuses two parameters
 /// with the same name.
-fn parts<'m>(call: &'static str, prefix: &str, model: &'m impl Sharded) -> Result<Vec<OfBucket<'m>>> {
+pub(crate) fn parts<'m>(call: &'static str, prefix: &str, model: &'m impl Sharded) -> Result<Vec<OfBucket<'m>>> {
+    parts_of(call, prefix, model, model.ranks().rank())
+}
+
+/// Returns the parts of parameters that are in the shares of a rank, like [`parts`].
+pub(crate) fn parts_of<'m>(call: &'static str, prefix: &str, model: &'m impl Sharded, rank: usize) -> Result<Vec<OfBucket<'m>>> {
+    let ranks = model.ranks().world_size();
+    if rank >= ranks {
+        return Err(Error::argument(call, format!("state {prefix:?}: the model has no rank {rank}: its ranks are 0 to {}", ranks - 1)));
+    }
     let of_bucket = |(layout, share): (&'m BucketLayout, std::ops::Range<usize>)| {
         let part = |slot: &'m Slot| {
             let (elements, within) = slot.overlap(&share);
@@ -153,7 +174,7 @@ fn parts<'m>(call: &'static str, prefix: &str, model: &'m impl Sharded) -> Resul
         };
         (layout.slots.iter().filter_map(part).collect(), share.len())
     };
-    let parts: Vec<OfBucket<'m>> = model.dealt().into_iter().map(of_bucket).collect();
+    let parts: Vec<OfBucket<'m>> = model.dealt_to(rank).into_iter().map(of_bucket).collect();
     let mut names = BTreeSet::new();
     match parts.iter().flat_map(|(parts, _)| parts).find(|part| !names.insert(&*part.name)) {
         None => Ok(parts),
@@ -166,7 +187,14 @@ fn parts<'m>(call: &'static str, prefix: &str, model: &'m impl Sharded) -> Resul
 
 /// Returns the slice that was passed for a bucket. Fails if there is no slice, or if the slice is not as long as the
 /// rank's share.
-fn fitting<S>(call: &'static str, prefix: &str, bucket: usize, len: usize, share: Option<S>, count: impl Fn(&S) -> usize) -> Result<S> {
+pub(crate) fn fitting<S>(
+    call: &'static str,
+    prefix: &str,
+    bucket: usize,
+    len: usize,
+    share: Option<S>,
+    count: impl Fn(&S) -> usize,
+) -> Result<S> {
     let refused = |reason: String| Error::argument(call, format!("state {prefix:?}: {reason}"));
     let share = share.ok_or_else(|| refused(format!("there is no slice for bucket {bucket}")))?;
     match count(&share) {
@@ -175,6 +203,6 @@ fn fitting<S>(call: &'static str, prefix: &str, bucket: usize, len: usize, share
     }
 }
 
-fn surplus(call: &'static str, prefix: &str, count: usize) -> Error {
+pub(crate) fn surplus(call: &'static str, prefix: &str, count: usize) -> Error {
     Error::argument(call, format!("state {prefix:?}: more slices were passed than the model has buckets ({count})"))
 }

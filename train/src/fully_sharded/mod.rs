@@ -244,6 +244,23 @@ impl FullySharded {
         Ok(Self { comm, place, options, units, gathers, reductions, conversions, reducing, order, calls, health })
     }
 
+    /// Makes a model with the same units and options for the ranks of another communicator, for example after
+    /// [`Communicator::admit`]. Newcomers call [`new`](Self::new) or [`on_device`](Self::on_device) instead, with the
+    /// same arguments as the members. This model stays unchanged, even if a step has failed. Collective over `comm`.
+    ///
+    /// In the new model, each rank has other shards, filled with zeros. With the feature `checkpoint`,
+    /// `StateTransfer::offer_shares` and `want_shares` move parameters and the optimiser's state from the old shards to
+    /// the new shards. Pass the new parameters to [`load_shard`](Self::load_shard).
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`new`](Self::new) or [`on_device`](Self::on_device).
+    pub fn resized(&self, comm: &Communicator) -> Result<Self> {
+        let what = self.place.either("FullySharded::new", "FullySharded::on_device");
+        let units = self.units.iter().map(|unit| unit.unit.clone()).collect();
+        Self::in_place(comm, what, self.place.clone(), units, self.options.clone())
+    }
+
     /// Returns the units' layouts. A layout contains the type of the unit's shards, and the position of each parameter
     /// in the unit's flat buffer.
     pub fn layouts(&self) -> impl ExactSizeIterator<Item = &BucketLayout> {

@@ -14,12 +14,16 @@ mod averages;
 mod checkpoint;
 mod checks;
 mod edges;
+#[cfg(feature = "checkpoint")]
+mod elastic_training;
 mod example;
 mod fully_sharded;
 mod fully_sharded_trouble;
 mod given;
 mod hooks;
 mod loss_scaler;
+#[cfg(feature = "checkpoint")]
+mod membership;
 mod mesh;
 mod mesh_deaths;
 mod metrics;
@@ -29,5 +33,7 @@ mod network;
 mod sampler;
 mod seed;
 mod sharded;
+#[cfg(feature = "checkpoint")]
+mod state_transfer;
 mod stop_flag;
 mod trouble;

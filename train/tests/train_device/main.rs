@@ -15,6 +15,7 @@ mod modes;
 #[path = "../train/network/mod.rs"]
 mod network;
 mod replaced;
+mod resized;
 
 use collectives::{Communicator, DType, ReduceOp, Result, bf16, f16};
 use collectives_train::{Averaged, Compress, DataParallel, Flat, Float, Hook, Missing, Options, Parameter, Progress, ShardedOptimizer};

@@ -65,6 +65,14 @@ fn runs_find_every_element_of_a_part_where_it_lies() {
                 assert!((1..=longest).contains(&run.len));
                 found[run.to..run.to + run.len].copy_from_slice(&stored[run.source][run.from..run.from + run.len]);
             }
+            let (start, part) = (random.below(found.len() + 1), wanted.extent(&shape).unwrap());
+            let window = start..start + random.below(found.len() - start + 1);
+            let lens = lens_by_source(&part, window.clone(), &sources);
+            for (source, stored) in stored.iter().enumerate() {
+                let expected = found[window.clone()].iter().filter(|element| stored.contains(element)).count();
+                let len = lens.get(&source).copied().unwrap_or_default();
+                assert_eq!(len, expected, "{window:?} of {wanted} of {shape:?}, held as {held:?}, seed {seed}");
+            }
             assert_eq!(found, elements(&wanted, &shape), "{wanted} of {shape:?}, held as {held:?}, seed {seed}");
         }
     }

@@ -10,6 +10,6 @@ mod kills;
 mod names;
 mod round_trips;
 mod signals;
-mod tensors;
+pub(crate) mod tensors;
 mod training;
 mod trouble;

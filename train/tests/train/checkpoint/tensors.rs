@@ -40,6 +40,8 @@ macro_rules! with_type {
     };
 }
 
+pub(crate) use with_type;
+
 impl Tensor {
     pub(crate) fn random(random: &mut Random, name: impl Into<String>, dtype: DType, shape: &[usize]) -> Self {
         let mut bytes = random.bytes(shape.iter().product::<usize>() * dtype.size_bytes());

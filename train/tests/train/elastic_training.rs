@@ -105,7 +105,7 @@ fn training_through_three_deaths_and_three_arrivals_gives_the_result_of_an_undis
         let (steps, parameters) = result.split_once(' ').unwrap();
         let mut expected = example::State::new();
         for _ in 0..steps.parse::<u64>().unwrap() {
-            let gradient = example::gradient(&expected.parameters, 0, 1);
+            let gradient = example::gradient(&expected.parameters, 0..example::SAMPLES);
             expected.advance(&gradient);
         }
         let parameters: Vec<f64> = parameters.trim_matches(['[', ']']).split(", ").map(|text| text.parse().unwrap()).collect();
