@@ -38,7 +38,10 @@ fn some_ranks(random: &mut Random, count: usize, but: usize, once_in: usize) -> 
 
 fn draw(random: &mut Random, trouble: Trouble) -> Scenario {
     let count = 2 + random.below(4);
-    let limit = Duration::from_millis(4000 + random.below(16_000) as u64);
+    let only_cut = trouble.partitions && !trouble.deaths && !trouble.sleeps;
+    // With little time, probes of the ranks that do not answer take all of it.
+    let least = if only_cut { 20_000 } else { 4000 };
+    let limit = Duration::from_millis(least + random.below(16_000) as u64);
     let wrongly = if trouble.sleeps || trouble.partitions { 4 } else { usize::MAX };
     let mut ranks: Vec<Plan> = (0..count).map(|me| Plan { doubts: some_ranks(random, count, me, wrongly), ..Plan::default() }).collect();
     for plan in &mut ranks {
@@ -122,9 +125,7 @@ fn complaint(scenario: &Scenario, trouble: Trouble, report: &Report) -> Option<S
 fn larger_part(scenario: &Scenario, trouble: Trouble) -> Option<Vec<usize>> {
     let Partition { from, until, side } = scenario.cut?;
     let all = 0..scenario.ranks.len();
-    // With little time, probes of the ranks that do not answer take all of it.
-    let is_short = scenario.limit < Duration::from_secs(15);
-    if trouble.deaths || trouble.sleeps || from > Duration::ZERO || until < Duration::MAX || is_short {
+    if trouble.deaths || trouble.sleeps || from > Duration::ZERO || until < Duration::MAX {
         return None;
     }
     let (here, there): (Vec<usize>, Vec<usize>) = all.partition(|rank| side >> rank & 1 == side & 1);
