@@ -22,6 +22,7 @@ mod process;
 mod ps;
 #[cfg(test)]
 mod random;
+mod replay;
 mod report;
 mod row;
 mod run;
@@ -60,6 +61,7 @@ fn main() -> ExitCode {
         Some("doctor") => perform(others, doctor::run),
         Some("ps") => perform(others, ps::run),
         Some("pairs") => perform(others, pairs::run),
+        Some("replay") => perform(others, replay::run),
         Some("stragglers") => perform(others, stragglers::run),
         _ => perform(words, start::start),
     }

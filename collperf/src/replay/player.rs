@@ -1,0 +1,119 @@
+//! Plays a rank's part.
+
+use std::collections::HashMap;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use collectives::Communicator;
+
+use super::buffers::{self, Arena};
+use super::calls::{self, Buffers, Started};
+use super::script::{Script, Step};
+use super::tap::Tap;
+use crate::failure::Failure;
+
+/// The end of a pause that is not slept, because a sleeping thread wakes late.
+const AWAKE: Duration = Duration::from_micros(150);
+
+/// How to play.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Manner {
+    pub(super) keeps_gaps: bool,
+    pub(super) repetitions: usize,
+}
+
+/// One rank.
+struct Player<'a> {
+    script: &'a Script,
+    rank: usize,
+    /// The communicators of which the rank is a member.
+    comms: Vec<Option<Communicator>>,
+    arena: Arena,
+    keeps_gaps: bool,
+    /// The background calls that have not been waited for.
+    open: HashMap<usize, Started>,
+}
+
+/// Plays a rank's script, and returns the time of each step of each repetition, in nanoseconds.
+pub(super) fn play(world: &Communicator, script: &Script, tap: &Tap, manner: Manner) -> Result<Vec<u64>, Failure> {
+    let (rank, host) = (world.rank(), &world.peers()[world.rank()].host);
+    let ranks_here = world.peers().iter().filter(|peer| peer.host == *host).count();
+    let arena = Arena::new(script, rank, ranks_here)?;
+    let comms = communicators(world, &script.groups)?;
+    for (group, comm) in comms.iter().enumerate() {
+        comm.as_ref().map_or(Ok(()), |comm| tap.learn(group, comm))?;
+    }
+    let mut player = Player { script, rank, comms, arena, keeps_gaps: manner.keeps_gaps, open: HashMap::new() };
+    for repetition in 1..=manner.repetitions {
+        world.barrier()?;
+        tap.turn(true);
+        player.once()?;
+        // Background messages may be reported late. The barrier must not be among the reports.
+        tap.wait_for(script.steps.len() * repetition)?;
+        tap.turn(false);
+    }
+    tap.times(script, manner.repetitions)
+}
+
+/// Makes the communicators of the record. The first one with all ranks in order is the job's own.
+fn communicators(world: &Communicator, groups: &[Vec<usize>]) -> Result<Vec<Option<Communicator>>, Failure> {
+    let everyone: Vec<usize> = (0..world.world_size()).collect();
+    let own = groups.iter().position(|members| *members == everyone);
+    let others: Vec<&[usize]> = groups.iter().enumerate().filter(|(number, _)| Some(*number) != own).map(|(_, list)| &list[..]).collect();
+    let mut made = if others.is_empty() { Vec::new() } else { world.subgroups(&others)? };
+    if let Some(own) = own {
+        made.insert(own, Some(world.clone()));
+    }
+    Ok(made)
+}
+
+impl Player<'_> {
+    /// Makes all calls once.
+    fn once(&mut self) -> Result<(), Failure> {
+        let mut over = Instant::now();
+        for (place, step) in self.script.steps.iter().enumerate() {
+            for earlier in &step.after {
+                self.wait(*earlier)?;
+                over = Instant::now();
+            }
+            over = self.make(place, step, over)?;
+        }
+        let rest: Vec<usize> = self.open.keys().copied().collect();
+        rest.into_iter().try_for_each(|place| self.wait(place))
+    }
+
+    /// Makes a call after its pause, which began at `over`. Returns when the call was over, or had begun if it runs in
+    /// the background.
+    fn make(&mut self, place: usize, step: &Step, over: Instant) -> Result<Instant, Failure> {
+        let shape = &self.script.shapes[step.shape];
+        let bytes = buffers::bytes(self.script, shape, self.rank)?;
+        let lack = || Failure::internal(format!("call {place}: rank {} is not a member of its communicator", self.rank));
+        let comm = self.comms.get(shape.group).and_then(Option::as_ref).ok_or_else(lack)?;
+        let pause = Duration::from_nanos(step.gap_ns);
+        if step.is_background {
+            let buffers = Buffers { source: buffers::touched(bytes.0), destination: buffers::touched(bytes.1) };
+            self.pause_until(over + pause);
+            let began = Instant::now();
+            self.open.insert(place, calls::start(comm, shape, buffers)?);
+            return Ok(began);
+        }
+        self.pause_until(over + pause);
+        calls::perform(comm, shape, self.arena.of(bytes))?;
+        Ok(Instant::now())
+    }
+
+    fn pause_until(&self, moment: Instant) {
+        if !self.keeps_gaps {
+            return;
+        }
+        let left = moment.saturating_duration_since(Instant::now());
+        thread::sleep(left.saturating_sub(AWAKE));
+        while Instant::now() < moment {
+            thread::yield_now();
+        }
+    }
+
+    fn wait(&mut self, place: usize) -> Result<(), Failure> {
+        self.open.remove(&place).map_or(Ok(()), |work| Ok(work.wait().map(drop)?))
+    }
+}
