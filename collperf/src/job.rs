@@ -88,9 +88,9 @@ pub(crate) fn run_recorded(
     let recorded = recorded()?;
     match flags.ranks.map(usize::from) {
         Some(asked) if asked != recorded => Err(Failure::usage(format!("-g {asked}: {}", other_number(recorded, asked)))),
-        None if recorded > MOST_RANKS => {
-            Err(Failure::usage(format!("the record has {recorded} ranks: start as many with a launcher, such as collrun, on several hosts")))
-        }
+        None if recorded > MOST_RANKS => Err(Failure::usage(format!(
+            "the record has {recorded} ranks: start as many with a launcher, such as collrun, on several hosts"
+        ))),
         _ => processes(recorded),
     }
 }

@@ -147,7 +147,9 @@ fn drop_failed(recording: &Recording, group: &Group, places: &Places, dropped: &
         let here = || places.iter().zip(&group.members).map(move |(list, member)| (*member, list[number]));
         if here().any(|(member, place)| !recording.ranks[member][place].is_complete) {
             count += 1;
-            here().for_each(|(member, place)| drop(dropped[member].insert(place)));
+            for (member, place) in here() {
+                dropped[member].insert(place);
+            }
         }
     }
     if count > 0 {
@@ -170,8 +172,11 @@ fn learn_roots(recording: &mut Recording, dropped: &[HashSet<usize>]) {
                     continue;
                 }
                 match call.root {
-                    Some(root) if is_learning => drop(roots.insert(key, root)),
-                    _ => call.root = call.root.or_else(|| Some(roots.get(&key).copied().unwrap_or(0))).filter(|_| !is_learning),
+                    Some(root) if is_learning => {
+                        roots.insert(key, root);
+                    }
+                    None if !is_learning => call.root = Some(roots.get(&key).copied().unwrap_or(0)),
+                    _ => {}
                 }
             }
         }

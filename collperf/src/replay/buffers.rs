@@ -50,5 +50,7 @@ pub(super) fn bytes(script: &Script, shape: &Shape, rank: usize) -> Result<(usiz
     let members = &script.groups[shape.group];
     let me = members.iter().position(|member| *member == rank);
     let bytes = me.and_then(|me| shape.bytes(me, members.len()));
-    bytes.ok_or_else(|| Failure::unsupported(format!("{} with {:?} elements: the call is too large for this machine", shape.kind, shape.amount)))
+    bytes.ok_or_else(|| {
+        Failure::unsupported(format!("{} with {:?} elements: the call is too large for this machine", shape.kind, shape.amount))
+    })
 }

@@ -17,8 +17,14 @@ pub(super) fn not_recorded(recording: &Recording, changes: Changes) -> Vec<Strin
     let is_torch = recording.origin == Origin::PyTorch;
     let lacks_counts = calls().any(|call| call.kind.has_counts() && call.counts.is_none());
     add(calls().any(|call| call.kind.is_many()), "the sizes of the buffers of a call on several buffers: one buffer has them all");
-    add(lacks_counts && recording.origin == Origin::FlightRecord, "the counts of gather_v, scatter_v, all_to_all_v and all_gather_list: 0 elements are moved");
-    add(lacks_counts && recording.origin != Origin::FlightRecord, "the counts per rank of calls with unequal counts: they are made from the sizes of the ranks' buffers");
+    add(
+        lacks_counts && recording.origin == Origin::FlightRecord,
+        "the counts of gather_v, scatter_v, all_to_all_v and all_gather_list: 0 elements are moved",
+    );
+    add(
+        lacks_counts && recording.origin != Origin::FlightRecord,
+        "the counts per rank of calls with unequal counts: they are made from the sizes of the ranks' buffers",
+    );
     add(is_torch && has(&[Collective::AllReduce, Collective::Reduce, Collective::ReduceScatter]), "the op: sum");
     add(is_torch && has(&[Collective::Broadcast, Collective::Reduce]), "the roots of broadcast and reduce: rank 0");
     add(is_torch && calls().any(|call| call.kind.is_message()), "the tags of messages: 0");

@@ -73,7 +73,9 @@ fn name_senders(
                 recording.ranks[member][place].peer = Some(sender);
                 named += 1;
             }
-            None => drop(dropped[member].insert(place)),
+            None => {
+                dropped[member].insert(place);
+            }
         }
     }
     named

@@ -115,7 +115,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
 fn one_rank(arguments: &Arguments, builder: Builder) -> Result<u8, Failure> {
     let tap = Arc::new(Tap::default());
     let observer = Arc::clone(&tap);
-    let comm = builder.configure(|config| config.observer = Some(Arc::new(move |call: &CallReport<'_>| observer.receive(call)))).from_env()?;
+    let comm =
+        builder.configure(|config| config.observer = Some(Arc::new(move |call: &CallReport<'_>| observer.receive(call)))).from_env()?;
     let prepared = if comm.rank() == 0 { Some(arguments.prepare().and_then(|prepared| prepared.of_as_many(&comm))) } else { None };
     let Some(script) = deal(&comm, prepared.as_ref())? else {
         return prepared.map_or(Ok(FAILED_ELSEWHERE), |prepared| prepared.map(|_| FAILED_ELSEWHERE));

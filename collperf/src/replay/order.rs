@@ -126,11 +126,8 @@ impl Progress {
         let next = self.numbers.entry(key).or_default();
         let number = *next;
         *next += 1;
-        let meeting = if is_message {
-            Meeting::Message { group, from, to, tag: shape.tag, number }
-        } else {
-            Meeting::Collective { group, number }
-        };
+        let meeting =
+            if is_message { Meeting::Message { group, from, to, tag: shape.tag, number } } else { Meeting::Collective { group, number } };
         self.meetings.push(meeting);
         meeting
     }

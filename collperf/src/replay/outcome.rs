@@ -155,7 +155,8 @@ impl Outcome {
     pub(super) fn text(&self) -> String {
         let Self { ranks, source, transport, repetitions, .. } = self;
         let gaps = if self.keeps_gaps { "gaps kept" } else { "no gaps" };
-        let mut text = format!("# replay of a {source}: {ranks} ranks, {} communicators, transport {transport}, {gaps}", self.communicators.len());
+        let mut text =
+            format!("# replay of a {source}: {ranks} ranks, {} communicators, transport {transport}, {gaps}", self.communicators.len());
         text += &if *repetitions > 1 { format!(", medians of {repetitions} repetitions\n") } else { "\n".to_owned() };
         text.extend(self.not_recorded.iter().map(|what| format!("# not in the record: {what}\n")));
         text.extend(self.notes.iter().map(|note| format!("# note: {}\n", note.replace('\n', "\n#       "))));
@@ -208,7 +209,14 @@ mod tests {
     use crate::replay::shape::Shape;
 
     fn outcome(recorded: Option<u64>) -> Outcome {
-        let call = Call { count: 4, element: "f32".to_owned(), op: Some("max".to_owned()), start_ns: Some(1), duration_ns: recorded, ..Call::new(0, Kind::named("all_reduce").unwrap()) };
+        let call = Call {
+            count: 4,
+            element: "f32".to_owned(),
+            op: Some("max".to_owned()),
+            start_ns: Some(1),
+            duration_ns: recorded,
+            ..Call::new(0, Kind::named("all_reduce").unwrap())
+        };
         let (shape, _) = Shape::of_collective(&[&call]).unwrap().remove(0);
         let step = super::super::script::Step::default();
         let script = Script { groups: vec![vec![0]], shapes: vec![shape], steps: vec![step.clone(), step] };

@@ -108,8 +108,8 @@ impl Shape {
     /// Returns the bytes that rank `me` of `size` has as source, and as destination; `None` if they are too many.
     pub(super) fn bytes(&self, me: usize, size: usize) -> Option<(usize, usize)> {
         use Collective::{
-            AllGather, AllGatherV, AllReduce, AllToAll, AllToAllV, Barrier, Broadcast, Gather, GatherV, Reduce, ReduceScatter, ReduceScatterV,
-            Scatter, ScatterV,
+            AllGather, AllGatherV, AllReduce, AllToAll, AllToAllV, Barrier, Broadcast, Gather, GatherV, Reduce, ReduceScatter,
+            ReduceScatterV, Scatter, ScatterV,
         };
         let sum = |list: &[usize]| list.iter().try_fold(0_usize, |total, count| total.checked_add(*count));
         let of_root = |count: usize| if self.root == me { count } else { 0 };
@@ -298,7 +298,8 @@ mod tests {
 
     #[test]
     fn a_sum_takes_the_place_of_ops_that_are_not_in_the_record() {
-        let custom = Call { op: Some("custom op #5d3f21".to_owned()), element: "plain data of 12 B".to_owned(), count: 2, ..call("all_reduce", 0) };
+        let custom =
+            Call { op: Some("custom op #5d3f21".to_owned()), element: "plain data of 12 B".to_owned(), count: 2, ..call("all_reduce", 0) };
         let (shape, changes) = Shape::of_collective(&[&custom]).unwrap().remove(0);
         assert_eq!((shape.op(), shape.dtype(), shape.bytes(0, 1)), (ReduceOp::Sum, DType::U8, Some((0, 24))));
         assert_eq!(changes, Changes { op: true, element: true, tag: false });

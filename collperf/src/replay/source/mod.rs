@@ -106,7 +106,9 @@ impl Files {
         }
         .map_err(|reason| [&[reason], &skipped[..]].concat().join("\n"))?;
         let unused = counts.iter().filter(|(count, origin)| *count > 0 && *origin != recording.origin);
-        let unused = unused.map(|(count, origin)| format!("{count} files were not used, because the {} holds more: {}s", recording.origin.name(), origin.name()));
+        let unused = unused.map(|(count, origin)| {
+            format!("{count} files were not used, because the {} holds more: {}s", recording.origin.name(), origin.name())
+        });
         let all: Vec<String> = skipped.into_iter().chain(unused).collect();
         recording.notes.splice(0..0, all);
         Ok(recording)

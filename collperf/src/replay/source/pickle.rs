@@ -323,7 +323,18 @@ mod tests {
         // A list that contains itself.
         assert!(parse(b"]q\x00h\x00a.").unwrap_err().contains("nested"));
         // Strings and lists that claim more than the file has.
-        for text in [&b"X\xff\xff\xff\xff"[..], b"\x8d\xff\xff\xff\xff\xff\xff\xff\xff", b"e.", b"(e.", b"a.", b"s.", b"(0.", b"h\x07.", b"\x87.", b"K\x01e."] {
+        for text in [
+            &b"X\xff\xff\xff\xff"[..],
+            b"\x8d\xff\xff\xff\xff\xff\xff\xff\xff",
+            b"e.",
+            b"(e.",
+            b"a.",
+            b"s.",
+            b"(0.",
+            b"h\x07.",
+            b"\x87.",
+            b"K\x01e.",
+        ] {
             assert!(parse(text).is_err(), "{text:?}");
         }
     }

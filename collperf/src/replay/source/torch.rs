@@ -100,7 +100,8 @@ pub(super) fn merge(dumps: Vec<Dumped>) -> Result<Recording, String> {
     for (rank, dump) in by_rank {
         ranks.push(dump.calls(rank, &mut groups, &mut left_out).map_err(|reason| format!("rank {rank}: {reason}"))?);
     }
-    let notes = left_out.iter().map(|(name, count)| format!("{count} entries {name} were left out: they are no calls that move data")).collect();
+    let notes =
+        left_out.iter().map(|(name, count)| format!("{count} entries {name} were left out: they are no calls that move data")).collect();
     Ok(Recording { origin: Origin::PyTorch, groups: groups.into_list(), ranks, is_cut: true, notes })
 }
 
@@ -152,7 +153,10 @@ impl Tensors {
                 return Err(format!("{}: {} tensors are too many", entry.profiling_name, sizes.len()));
             }
             let one = |sizes: &Vec<u64>| sizes.iter().try_fold(factor, |product, size| product.checked_mul(*size));
-            sizes.iter().map(|sizes| one(sizes).ok_or_else(|| format!("{}: the sizes {sizes:?} are too large", entry.profiling_name))).collect()
+            sizes
+                .iter()
+                .map(|sizes| one(sizes).ok_or_else(|| format!("{}: the sizes {sizes:?} are too large", entry.profiling_name)))
+                .collect()
         };
         Ok(Self { inputs: elements(&entry.input_sizes)?, outputs: elements(&entry.output_sizes)? })
     }
@@ -259,7 +263,9 @@ fn shape(name: &str, tensors: &Tensors, size: usize) -> Option<(Kind, u64, Optio
         "all_gather" | "allgather" | "all_gather_base" | "all_gather_single" => (kind(Collective::AllGather), sent, None),
         "all_gather_into_tensor_coalesced" | "allgather_coalesced" => (several(Collective::AllGather)?, sent, None),
         "reduce_scatter" if differ(inputs) => (kind(Collective::ReduceScatterV), sent, Some(Counts::Blocks(inputs.clone()))),
-        "reduce_scatter_v" => (kind(Collective::ReduceScatterV), sent, Some(Counts::Blocks(inputs.clone())).filter(|_| inputs.len() == size)),
+        "reduce_scatter_v" => {
+            (kind(Collective::ReduceScatterV), sent, Some(Counts::Blocks(inputs.clone())).filter(|_| inputs.len() == size))
+        }
         "reduce_scatter" | "reduce_scatter_base" | "reduce_scatter_single" => (kind(Collective::ReduceScatter), received, None),
         "reduce_scatter_tensor_coalesced" | "reduce_scatter_coalesced" => (several(Collective::ReduceScatter)?, received, None),
         "gather" => (kind(Collective::Gather), sent, None),
@@ -275,4 +281,3 @@ fn shape(name: &str, tensors: &Tensors, size: usize) -> Option<(Kind, u64, Optio
         _ => return None,
     })
 }
-

@@ -131,7 +131,10 @@ pub(super) fn merge(traces: Vec<Trace>) -> Result<Recording, String> {
     // Checked before anything is as large as the number of ranks, which a file may give as any number.
     if places.len() != world_size || (0..places.len()).any(|rank| !places.contains_key(&rank)) {
         let missing = (0..).find(|rank| !places.contains_key(rank)).unwrap_or_default();
-        return Err(format!("the job has {world_size} ranks, but there are traces of {}: the trace of rank {missing} is missing", places.len()));
+        return Err(format!(
+            "the job has {world_size} ranks, but there are traces of {}: the trace of rank {missing} is missing",
+            places.len()
+        ));
     }
     let is_cut = traces.iter().any(|trace| trace.process.dropped > 0);
     let mut groups = Groups::new(world_size);
