@@ -14,6 +14,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use super::CallReport;
 use crate::base::event;
 use crate::base::fork::Process;
+use crate::base::own_thread::is_own;
 use crate::base::tuning::trace::MOST_EVENTS;
 use crate::call::CallKind;
 use crate::call::algorithm::Algorithm;
@@ -58,6 +59,8 @@ struct Event {
     tag: Option<u64>,
     algorithm: Option<Algorithm>,
     error: Option<String>,
+    /// Whether a thread of this crate ran the call in the background.
+    is_background: bool,
 }
 
 /// A communicator whose calls are in the log.
@@ -314,6 +317,7 @@ impl Event {
             tag: report.tag,
             algorithm: report.algorithm,
             error: report.error.map(ToString::to_string),
+            is_background: is_own() || track == Track::Background,
         }
     }
 
@@ -341,6 +345,7 @@ impl Event {
             tag: record.tag,
             algorithm: None,
             error: record.error.as_ref().map(ToString::to_string),
+            is_background: false,
         })
     }
 
@@ -368,6 +373,9 @@ impl Event {
             if let Some(word) = word {
                 json.key(name).text(word);
             }
+        }
+        if self.is_background {
+            json.key("background").boolean(true);
         }
     }
 }

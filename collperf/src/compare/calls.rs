@@ -88,9 +88,11 @@ impl Comparison {
     pub(super) fn text(&self, threshold: Option<f64>) -> String {
         let mut text = String::new();
         for (whose, name, replay) in [("A", &self.names[0], &self.replays[0]), ("B", &self.names[1], &self.replays[1])] {
-            let gaps = if replay.keeps_gaps { "gaps kept" } else { "no gaps" };
-            let Outcome { source, ranks, transport, start_time, .. } = replay;
-            let _ = writeln!(text, "# {whose}: {name}: replay of a {source}, {ranks} ranks, transport {transport}, {gaps} ({start_time})");
+            let Outcome { source, ranks, transport, gaps, start_time, .. } = replay;
+            let _ = writeln!(
+                text,
+                "# {whose}: {name}: replay of a {source}, {ranks} ranks, transport {transport}, gaps: {gaps} ({start_time})"
+            );
         }
         text += "#\n# Times are sums over the calls of all ranks. If \"B/A\" is above 1, B is slower\n";
         text += "#\n# call                    calls         A (us)         B (us)      B/A\n";
@@ -154,7 +156,7 @@ mod tests {
             serde_json::from_value(call).unwrap()
         };
         let mut outcome: Outcome = serde_json::from_value(serde_json::json!({
-            "format": FORMAT, "version": 1, "start_time": "", "source": "trace", "ranks": 1, "transport": "auto", "keeps_gaps": true,
+            "format": FORMAT, "version": 1, "start_time": "", "source": "trace", "ranks": 1, "transport": "auto", "gaps": "keep",
             "repetitions": 1, "not_recorded": [], "notes": [], "communicators": [], "calls": []
         }))
         .unwrap();

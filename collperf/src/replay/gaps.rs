@@ -32,9 +32,10 @@ pub(super) fn not_recorded(recording: &Recording, changes: Changes) -> Vec<Strin
     add(is_torch && changes.op, "ops that fit all element types: sum");
     add(changes.element, "element types other than numbers and bool: bytes");
     add(changes.tag, "what the library's own messages are for: they have another tag, from 2^62 on");
-    add(recording.origin == Origin::Trace, "when background calls were started: they begin when they ran");
+    let in_background = calls().any(|call| call.is_background);
+    add(in_background, "when background calls were started and waited for: the program waits before its next call");
     add(is_torch, "exact times: PyTorch polls, unless TORCH_NCCL_ENABLE_TIMING is set");
-    add(true, "the computation between calls: the ranks sleep as long (--gaps keep), or not at all (--gaps none)");
+    add(true, "the computation of the program: ranks do other work as long (--gaps keep), sleep (--gaps sleep), or continue (--gaps none)");
     let untimed = calls().filter(|call| call.start_ns.is_none() || call.duration_ns.is_none()).count();
     if untimed > 0 {
         list.push(format!("the times of {untimed} of {} calls: calls without a start follow the call before them", calls().count()));

@@ -52,7 +52,8 @@ pub(crate) struct Arguments {
     record: Vec<PathBuf>,
     #[command(flatten)]
     job: job::Flags,
-    /// The time between calls. keep: as recorded, in which ranks sleep; none: no time
+    /// The time between calls. keep: as recorded, in which ranks compute; sleep: as recorded, in which ranks sleep; none:
+    /// no time
     #[arg(long, value_enum, default_value_t = Gaps::Keep)]
     gaps: Gaps,
     /// Replay the calls this many times, and report medians
@@ -69,10 +70,22 @@ pub(crate) struct Arguments {
 /// The time between calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Gaps {
-    /// As recorded
+    /// As recorded; ranks compute
     Keep,
+    /// As recorded; ranks sleep
+    Sleep,
     /// None
     None,
+}
+
+impl Gaps {
+    fn name(self) -> &'static str {
+        match self {
+            Gaps::Keep => "keep",
+            Gaps::Sleep => "sleep",
+            Gaps::None => "none",
+        }
+    }
 }
 
 /// A record that can be replayed.
@@ -100,7 +113,7 @@ impl Arguments {
     }
 
     fn manner(&self) -> Manner {
-        Manner { keeps_gaps: self.gaps == Gaps::Keep, repetitions: self.repeat as usize }
+        Manner { gaps: self.gaps, repetitions: self.repeat as usize }
     }
 }
 
@@ -193,7 +206,7 @@ impl Arguments {
             source: recording.origin.name().to_owned(),
             ranks: scripts.len(),
             transport: self.job.transport().to_owned(),
-            keeps_gaps: self.gaps == Gaps::Keep,
+            gaps: self.gaps.name().to_owned(),
             repetitions,
             not_recorded: gaps::not_recorded(recording, *changes),
             notes: recording.notes.clone(),

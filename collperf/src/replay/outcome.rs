@@ -22,7 +22,8 @@ pub(crate) struct Outcome {
     pub(crate) source: String,
     pub(crate) ranks: usize,
     pub(crate) transport: String,
-    pub(crate) keeps_gaps: bool,
+    /// `keep`, `sleep` or `none`.
+    pub(crate) gaps: String,
     pub(crate) repetitions: usize,
     /// What the record does not contain, and what the replay does in its place.
     pub(crate) not_recorded: Vec<String>,
@@ -153,10 +154,9 @@ const LEGEND: &str = "# calls and bytes: those of all ranks together. timed: the
 impl Outcome {
     /// Returns the outcome as a table.
     pub(super) fn text(&self) -> String {
-        let Self { ranks, source, transport, repetitions, .. } = self;
-        let gaps = if self.keeps_gaps { "gaps kept" } else { "no gaps" };
-        let mut text =
-            format!("# replay of a {source}: {ranks} ranks, {} communicators, transport {transport}, {gaps}", self.communicators.len());
+        let Self { ranks, source, transport, gaps, repetitions, .. } = self;
+        let [ranks, groups] = [(*ranks, "rank"), (self.communicators.len(), "communicator")].map(|(count, what)| counted(count, what));
+        let mut text = format!("# replay of a {source}: {ranks}, {groups}, transport {transport}, gaps: {gaps}");
         text += &if *repetitions > 1 { format!(", medians of {repetitions} repetitions\n") } else { "\n".to_owned() };
         text.extend(self.not_recorded.iter().map(|what| format!("# not in the record: {what}\n")));
         text.extend(self.notes.iter().map(|note| format!("# note: {}\n", note.replace('\n', "\n#       "))));
@@ -196,6 +196,10 @@ impl Outcome {
     }
 }
 
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
 /// Returns the communicators for the file.
 pub(super) fn members(recording: &Recording) -> Vec<Members> {
     let one = |group: &super::recording::Group| Members { name: group.name.clone(), world_ranks: group.members.clone() };
@@ -228,7 +232,7 @@ mod tests {
             source: "trace".to_owned(),
             ranks: 1,
             transport: "auto".to_owned(),
-            keeps_gaps: true,
+            gaps: "keep".to_owned(),
             repetitions: 3,
             not_recorded: vec!["x".to_owned()],
             notes: vec!["a\nb".to_owned()],

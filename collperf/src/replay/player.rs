@@ -6,19 +6,21 @@ use std::time::{Duration, Instant};
 
 use collectives::Communicator;
 
+use super::Gaps;
 use super::buffers::{self, Arena};
 use super::calls::{self, Buffers, Started};
 use super::script::{Script, Step};
 use super::tap::Tap;
 use crate::failure::Failure;
+use crate::stragglers::Work;
 
-/// The end of a pause that is not slept, because a sleeping thread wakes late.
+/// The end of a pause in which a rank neither sleeps nor computes, because it would end the pause late.
 const AWAKE: Duration = Duration::from_micros(150);
 
 /// How to play.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Manner {
-    pub(super) keeps_gaps: bool,
+    pub(super) gaps: Gaps,
     pub(super) repetitions: usize,
 }
 
@@ -29,7 +31,8 @@ struct Player<'a> {
     /// The communicators of which the rank is a member.
     comms: Vec<Option<Communicator>>,
     arena: Arena,
-    keeps_gaps: bool,
+    gaps: Gaps,
+    work: Work,
     /// The background calls that have not been waited for.
     open: HashMap<usize, Started>,
 }
@@ -43,7 +46,7 @@ pub(super) fn play(world: &Communicator, script: &Script, tap: &Tap, manner: Man
     for (group, comm) in comms.iter().enumerate() {
         comm.as_ref().map_or(Ok(()), |comm| tap.learn(group, comm))?;
     }
-    let mut player = Player { script, rank, comms, arena, keeps_gaps: manner.keeps_gaps, open: HashMap::new() };
+    let mut player = Player { script, rank, comms, arena, gaps: manner.gaps, work: Work::new(), open: HashMap::new() };
     for repetition in 1..=manner.repetitions {
         world.barrier()?;
         tap.turn(true);
@@ -88,32 +91,42 @@ impl Player<'_> {
         let shape = &self.script.shapes[step.shape];
         let bytes = buffers::bytes(self.script, shape, self.rank)?;
         let lack = || Failure::internal(format!("call {place}: rank {} is not a member of its communicator", self.rank));
-        let comm = self.comms.get(shape.group).and_then(Option::as_ref).ok_or_else(lack)?;
+        let comm = self.comms.get(shape.group).and_then(Clone::clone).ok_or_else(lack)?;
         let pause = Duration::from_nanos(step.gap_ns);
         if step.is_background {
             let buffers = Buffers { source: buffers::touched(bytes.0), destination: buffers::touched(bytes.1) };
             self.pause_until(over + pause);
             let began = Instant::now();
-            self.open.insert(place, calls::start(comm, shape, buffers)?);
+            self.open.insert(place, calls::start(&comm, shape, buffers)?);
             return Ok(began);
         }
         self.pause_until(over + pause);
-        calls::perform(comm, shape, self.arena.of(bytes))?;
+        calls::perform(&comm, shape, self.arena.of(bytes))?;
         Ok(Instant::now())
     }
 
-    fn pause_until(&self, moment: Instant) {
-        if !self.keeps_gaps {
-            return;
+    fn pause_until(&mut self, moment: Instant) {
+        let left = || moment.saturating_duration_since(Instant::now());
+        match self.gaps {
+            Gaps::None => return,
+            Gaps::Sleep => thread::sleep(left().saturating_sub(AWAKE)),
+            Gaps::Keep => {
+                while left() > AWAKE {
+                    self.work.perform(1);
+                }
+            }
         }
-        let left = moment.saturating_duration_since(Instant::now());
-        thread::sleep(left.saturating_sub(AWAKE));
-        while Instant::now() < moment {
+        while !left().is_zero() {
             thread::yield_now();
         }
     }
 
+    /// Waits for a background call. The program may have computed meanwhile.
     fn wait(&mut self, place: usize) -> Result<(), Failure> {
-        self.open.remove(&place).map_or(Ok(()), |work| Ok(work.wait().map(drop)?))
+        let Some(call) = self.open.remove(&place) else { return Ok(()) };
+        while self.gaps == Gaps::Keep && !call.is_done() {
+            self.work.perform(1);
+        }
+        Ok(call.wait().map(drop)?)
     }
 }

@@ -119,6 +119,8 @@ pub(super) struct Call {
     pub(super) duration_ns: Option<u64>,
     /// Whether the call ended without an error.
     pub(super) is_complete: bool,
+    /// Whether the record says that the call ran in the background.
+    pub(super) is_background: bool,
 }
 
 /// Known counts of a call whose blocks may differ.
@@ -148,6 +150,7 @@ impl Call {
             start_ns: None,
             duration_ns: None,
             is_complete: true,
+            is_background: false,
         }
     }
 

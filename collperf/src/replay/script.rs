@@ -25,7 +25,7 @@ pub(super) struct Step {
     /// The time that passed since the calls before it.
     #[serde(rename = "g", default, skip_serializing_if = "is_zero")]
     pub(super) gap_ns: u64,
-    /// Whether it runs in the background, because the next call began before its end.
+    /// Whether it runs in the background: as in the record, or because the next call began before its end.
     #[serde(rename = "b", default, skip_serializing_if = "is_false")]
     pub(super) is_background: bool,
     /// The background calls that must have ended first.
@@ -107,7 +107,7 @@ fn steps(calls: &[Call]) -> Vec<Step> {
         open = rest;
         over = done.iter().map(|(end, _)| *end).chain(over).max();
         let next = calls.get(place + 1).and_then(|next| next.start_ns);
-        let is_background = call.end_ns().zip(next).is_some_and(|(end, next)| end > next);
+        let is_background = call.is_background || call.end_ns().zip(next).is_some_and(|(end, next)| end > next);
         let gap_ns = start.zip(over).map_or(0, |(start, over)| start.saturating_sub(over));
         steps.push(Step { shape: 0, gap_ns, is_background, after: done.into_iter().map(|(_, place)| place).collect() });
         let last = if is_background { start } else { call.end_ns() };

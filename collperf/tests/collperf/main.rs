@@ -29,5 +29,6 @@ mod launched;
 mod links;
 mod pairs;
 mod ps;
+mod replay;
 mod report;
 mod trace;

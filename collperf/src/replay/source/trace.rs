@@ -82,6 +82,8 @@ struct Arguments {
     op: Option<String>,
     dtype: Option<String>,
     error: Option<String>,
+    #[serde(default)]
+    background: bool,
 }
 
 /// The trace of one rank.
@@ -194,7 +196,7 @@ impl Trace {
 
 impl Event {
     fn call(&self, group: usize, kind: Kind, start_ns: u64, duration_ns: Option<u64>) -> Call {
-        let Arguments { sequence, count, bytes, root, peer, tag, op, dtype, error } = &self.args;
+        let Arguments { sequence, count, bytes, root, peer, tag, op, dtype, error, background } = &self.args;
         Call {
             sequence: *sequence,
             op: op.clone(),
@@ -207,6 +209,7 @@ impl Event {
             start_ns: Some(start_ns),
             duration_ns,
             is_complete: error.is_none(),
+            is_background: *background,
             ..Call::new(group, kind)
         }
     }
