@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::recording::{Call, Counts, Group, Recording};
+use super::recording::{Call, Counts, Group, Origin, Recording};
 
 /// The calls of a communicator, by the rank in it: the places of the calls in the rank's list.
 type Places = Vec<Vec<usize>>;
@@ -31,6 +31,9 @@ pub(super) fn check(recording: &mut Recording) -> Result<(), String> {
         });
     }
     recording.notes.extend(notes);
+    if recording.origin == Origin::FlightRecord {
+        put_in_one_order(recording);
+    }
     Ok(())
 }
 
@@ -154,6 +157,39 @@ fn drop_failed(recording: &Recording, group: &Group, places: &Places, dropped: &
     }
     if count > 0 {
         notes.push(format!("communicator {}: {count} collectives were left out, because they failed or did not end", group.name));
+    }
+}
+
+/// Puts the collectives of all communicators in one order, which all ranks share. If calls have no times, a rank's record
+/// does not show the order of its calls on different communicators.
+fn put_in_one_order(recording: &mut Recording) {
+    let mut times: Vec<Vec<u64>> = vec![Vec::new(); recording.groups.len()];
+    for calls in &recording.ranks {
+        let mut numbers = vec![0; recording.groups.len()];
+        for call in calls.iter().filter(|call| !call.kind.is_message()) {
+            let (list, number) = (&mut times[call.group], &mut numbers[call.group]);
+            match list.get_mut(*number) {
+                Some(time) => *time = call.not_before_ns.max(*time),
+                None => list.push(call.not_before_ns),
+            }
+            *number += 1;
+        }
+    }
+    for list in &mut times {
+        let mut last = 0;
+        list.iter_mut().for_each(|time| {
+            last = last.max(*time);
+            *time = last;
+        });
+    }
+    for calls in &mut recording.ranks {
+        let mut numbers = vec![0; times.len()];
+        for call in calls.iter_mut().filter(|call| !call.kind.is_message()) {
+            call.not_before_ns = times[call.group][numbers[call.group]];
+            numbers[call.group] += 1;
+        }
+        // Stable, so the calls of a communicator keep their order.
+        calls.sort_by_key(|call| (call.not_before_ns, call.group));
     }
 }
 

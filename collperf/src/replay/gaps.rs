@@ -39,6 +39,9 @@ pub(super) fn not_recorded(recording: &Recording, changes: Changes) -> Vec<Strin
     let untimed = calls().filter(|call| call.start_ns.is_none() || call.duration_ns.is_none()).count();
     if untimed > 0 {
         list.push(format!("the times of {untimed} of {} calls: calls without a start follow the call before them", calls().count()));
+        if recording.origin == Origin::FlightRecord && recording.groups.len() > 1 {
+            list.push("the order of such calls on different communicators: it is the same on all ranks".to_owned());
+        }
     }
     list
 }

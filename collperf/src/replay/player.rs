@@ -76,13 +76,13 @@ impl Player<'_> {
         let mut over = Instant::now();
         for (place, step) in self.script.steps.iter().enumerate() {
             for earlier in &step.after {
-                self.wait(*earlier)?;
+                self.wait(*earlier, step.computes)?;
                 over = Instant::now();
             }
             over = self.make(place, step, over)?;
         }
         let rest: Vec<usize> = self.open.keys().copied().collect();
-        rest.into_iter().try_for_each(|place| self.wait(place))
+        rest.into_iter().try_for_each(|place| self.wait(place, false))
     }
 
     /// Makes a call after its pause, which began at `over`. Returns when the call was over, or had begun if it runs in
@@ -121,10 +121,10 @@ impl Player<'_> {
         }
     }
 
-    /// Waits for a background call. The program may have computed meanwhile.
-    fn wait(&mut self, place: usize) -> Result<(), Failure> {
+    /// Waits for a background call, during which the program may have computed.
+    fn wait(&mut self, place: usize, computes: bool) -> Result<(), Failure> {
         let Some(call) = self.open.remove(&place) else { return Ok(()) };
-        while self.gaps == Gaps::Keep && !call.is_done() {
+        while computes && self.gaps == Gaps::Keep && !call.is_done() {
             self.work.perform(1);
         }
         Ok(call.wait().map(drop)?)

@@ -114,6 +114,8 @@ pub(super) struct Call {
     /// The other end of a message, by its rank in the communicator.
     pub(super) peer: Option<usize>,
     pub(super) tag: u64,
+    /// The place of the call in time if its start is not known: the start of a call before it.
+    pub(super) not_before_ns: u64,
     /// Nanoseconds since a moment that is the same for all calls of the rank.
     pub(super) start_ns: Option<u64>,
     pub(super) duration_ns: Option<u64>,
@@ -147,6 +149,7 @@ impl Call {
             root: None,
             peer: None,
             tag: 0,
+            not_before_ns: 0,
             start_ns: None,
             duration_ns: None,
             is_complete: true,

@@ -31,6 +31,9 @@ pub(super) struct Step {
     /// The background calls that must have ended first.
     #[serde(rename = "w", default, skip_serializing_if = "Vec::is_empty")]
     pub(super) after: Vec<usize>,
+    /// Whether the program probably computed until those ended. If a long pause follows, it probably waited for them.
+    #[serde(rename = "c", default, skip_serializing_if = "is_false")]
+    pub(super) computes: bool,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
@@ -99,6 +102,7 @@ fn steps(calls: &[Call]) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::with_capacity(calls.len());
     // The background calls that have not been waited for, with their ends, and the moment at which the last step was over.
     let mut open: Vec<(u64, usize)> = Vec::new();
+    let longest = |done: &[(u64, usize)]| done.iter().filter_map(|(_, place)| calls[*place].duration_ns).max();
     let mut over: Option<u64> = None;
     for (place, call) in calls.iter().enumerate() {
         let start = call.start_ns;
@@ -109,7 +113,8 @@ fn steps(calls: &[Call]) -> Vec<Step> {
         let next = calls.get(place + 1).and_then(|next| next.start_ns);
         let is_background = call.is_background || call.end_ns().zip(next).is_some_and(|(end, next)| end > next);
         let gap_ns = start.zip(over).map_or(0, |(start, over)| start.saturating_sub(over));
-        steps.push(Step { shape: 0, gap_ns, is_background, after: done.into_iter().map(|(_, place)| place).collect() });
+        let computes = longest(&done).is_some_and(|duration_ns| gap_ns < duration_ns);
+        steps.push(Step { shape: 0, gap_ns, is_background, after: done.into_iter().map(|(_, place)| place).collect(), computes });
         let last = if is_background { start } else { call.end_ns() };
         over = last.max(over);
         if let Some(end) = call.end_ns().filter(|_| is_background) {

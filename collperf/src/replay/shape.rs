@@ -88,10 +88,6 @@ impl Shape {
         self.op.as_ref().and_then(|name| name.parse().ok()).unwrap_or(ReduceOp::Sum)
     }
 
-    pub(super) fn op_name(&self) -> &str {
-        self.op.as_deref().unwrap_or("none")
-    }
-
     pub(super) fn dtype(&self) -> DType {
         self.dtype.parse().unwrap_or(DType::U8)
     }

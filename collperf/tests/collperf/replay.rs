@@ -201,7 +201,7 @@ fn flight_records_are_replayed() {
     let folder = tempfile::tempdir().unwrap();
     let records = folder.path().join("records");
     let mut config = Config::default();
-    config.flight_recorder_calls = 8;
+    config.flight_recorder_calls = 16;
     threads_with(
         3,
         |rank| Wiring::Shm.builder_with(rank, config.clone()),
@@ -336,7 +336,7 @@ fn records_that_cannot_be_replayed_are_refused_before_any_call() {
         (&["none"], 1, "there is no trace and no flight record"),
         (&["absent"], 1, "reading absent"),
         (&["huge"], 5, "the largest call of the record"),
-        (&["circle"], 1, "the recorded calls wait for each other: rank 0 in its call 0, all_reduce of communicator one; rank 1"),
+        (&["circle"], 1, "the recorded calls wait for each other: rank 0 in its call 0, all_reduce of communicator two; rank 1"),
         (&["good", "-g", "3"], 6, "-g 3: the record has 2 ranks, but this job has 3: start 2 ranks"),
         (&["good", "--repeat", "0"], 6, "--repeat"),
         (&[], 6, "RECORD"),
@@ -433,7 +433,7 @@ fn a_training_of_pytorch_is_replayed() {
     let _limits = ranks.each_ref().map(Limit::on);
     assert!(ranks.into_iter().all(|mut rank| rank.wait().unwrap().success()));
     let ranks: Vec<_> = traces(&folder.path().join("traces")).iter().map(recorded).collect();
-    assert!(ranks[0].iter().filter(|call| call.0 == "all_reduce").count() >= 20, "{ranks:?}");
+    assert!(ranks[0].iter().filter(|call| call.0 == "all_reduce").count() >= 15, "{ranks:?}");
     let replay = replay(folder.path(), "traces", &[]);
     for (rank, calls) in ranks.iter().enumerate() {
         assert_eq!(&replayed(&replay, rank as u64), calls, "rank {rank}");

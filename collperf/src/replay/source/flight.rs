@@ -46,7 +46,7 @@ pub(super) fn merge(records: Vec<Record>) -> Result<Recording, String> {
 
 /// Returns the calls of one rank, from the records of all its communicators, in the order in which they began.
 fn calls(records: Vec<Record>, groups: &mut Groups) -> Result<Vec<Call>, String> {
-    let mut placed: Vec<(u64, Call)> = Vec::new();
+    let mut placed: Vec<Call> = Vec::new();
     for mut record in records {
         let stream = |entry: &Entry| (entry.backend == Backend::Device, entry.collective_seq_id.is_none());
         record.entries.sort_by_key(|entry| (stream(entry), entry.record_id));
@@ -57,13 +57,13 @@ fn calls(records: Vec<Record>, groups: &mut Groups) -> Result<Vec<Call>, String>
                 Backend::Device => groups.number_of_device(id, name, members)?,
             };
             for (start_ns, entry) in starts(entries).into_iter().zip(entries) {
-                placed.push((start_ns, call(entry, group)?));
+                placed.push(Call { not_before_ns: start_ns, ..call(entry, group)? });
             }
         }
     }
     // Stable, so calls that began at unknown times keep their order in their communicator.
-    placed.sort_by_key(|(start_ns, _)| *start_ns);
-    Ok(placed.into_iter().map(|(_, call)| call).collect())
+    placed.sort_by_key(|call| call.not_before_ns);
+    Ok(placed)
 }
 
 /// Returns when each call of a stream began. If that is not known, it is the start of the call before it, or after it.
