@@ -1,6 +1,5 @@
 //! Memory for the calls of a replay, all zeros, so that no sum grows without bound.
 
-use super::calls::Buffers;
 use super::script::Script;
 use super::shape::Shape;
 use crate::failure::Failure;
@@ -9,6 +8,12 @@ use crate::sizes::human;
 
 /// The smallest allocation. The system's allocators align blocks of this size for every element type.
 const LEAST: usize = 64;
+
+/// The buffers of a call.
+pub(super) struct Buffers<B> {
+    pub(super) source: B,
+    pub(super) destination: B,
+}
 
 /// The buffers of blocking calls, which use them one after the other.
 pub(super) struct Arena {

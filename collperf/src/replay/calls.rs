@@ -2,14 +2,9 @@
 
 use collectives::{Collective, Communicator, Envelope, Result, TypedBytes, Work};
 
+use super::buffers::{Buffers, touched};
 use super::recording::Kind;
 use super::shape::{Amount, Shape};
-
-/// The buffers of a call.
-pub(super) struct Buffers<B> {
-    pub(super) source: B,
-    pub(super) destination: B,
-}
 
 /// A background call; its buffers are freed with it.
 pub(super) type Started = Work<Box<dyn std::any::Any + Send>>;
@@ -82,7 +77,7 @@ pub(super) fn start(comm: &Communicator, shape: &Shape, buffers: Buffers<Vec<u8>
     let Some(data) = shape.kind.data() else { return start_message(comm, shape, buffers) };
     let source = TypedBytes::new(dtype, buffers.source)?;
     if shape.kind == Kind::ALL_GATHER_LIST {
-        let block = |count: &usize| TypedBytes::new(dtype, super::buffers::touched(count * dtype.size_bytes()));
+        let block = |count: &usize| TypedBytes::new(dtype, touched(count * dtype.size_bytes()));
         let destinations = blocks.iter().map(block).collect::<Result<Vec<_>>>()?;
         return Ok(comm.start_all_gather_list(source, destinations)?.erased());
     }

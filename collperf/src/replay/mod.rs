@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use collectives::observe::CallReport;
 use collectives::{Builder, Communicator};
 
@@ -28,7 +28,7 @@ use crate::machine::now;
 use crate::output_file::OutputFile;
 use crate::report::answer;
 pub(crate) use outcome::{FORMAT, Outcome, Timed, VERSION};
-use player::Manner;
+use player::{Gaps, Manner};
 use recording::Recording;
 use script::Script;
 use shape::Changes;
@@ -65,27 +65,6 @@ pub(crate) struct Arguments {
     /// Write every call with both times to this file as CSV
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
-}
-
-/// The time between calls.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Gaps {
-    /// As recorded; ranks compute
-    Keep,
-    /// As recorded; ranks sleep
-    Sleep,
-    /// None
-    None,
-}
-
-impl Gaps {
-    fn name(self) -> &'static str {
-        match self {
-            Gaps::Keep => "keep",
-            Gaps::Sleep => "sleep",
-            Gaps::None => "none",
-        }
-    }
 }
 
 /// A record that can be replayed.

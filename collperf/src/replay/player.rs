@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
 use collectives::Communicator;
 
-use super::Gaps;
-use super::buffers::{self, Arena};
-use super::calls::{self, Buffers, Started};
+use super::buffers::{self, Arena, Buffers};
+use super::calls::{self, Started};
 use super::script::{Script, Step};
 use super::tap::Tap;
 use crate::failure::Failure;
@@ -16,6 +16,27 @@ use crate::stragglers::Work;
 
 /// The end of a pause in which a rank neither sleeps nor computes, because it would end the pause late.
 const AWAKE: Duration = Duration::from_micros(150);
+
+/// The time between calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Gaps {
+    /// As recorded; ranks compute
+    Keep,
+    /// As recorded; ranks sleep
+    Sleep,
+    /// None
+    None,
+}
+
+impl Gaps {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Gaps::Keep => "keep",
+            Gaps::Sleep => "sleep",
+            Gaps::None => "none",
+        }
+    }
+}
 
 /// How to play.
 #[derive(Debug, Clone, Copy)]

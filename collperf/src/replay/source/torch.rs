@@ -207,7 +207,7 @@ impl Entry {
         }))
     }
 
-    /// Returns the name of the element type, and how many of our elements are one of PyTorch's.
+    /// Returns the name of the element type, and how many of them form one element of PyTorch.
     fn element(&self) -> (String, u64) {
         let name = self.input_dtypes.first().or_else(|| self.output_dtypes.first()).map_or("Byte", String::as_str);
         let (name, factor) = match name {
