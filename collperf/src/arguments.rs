@@ -29,6 +29,7 @@ pub(crate) const IS_ONE_RANK: &str = "--is-one-rank";
 /// `collperf doctor` reports what this machine has and lacks, and whether ranks can reach each other; `collperf pairs`
 /// measures every pair of hosts and names the slow ones; `collperf osu_latency`, `osu_bw`, `osu_bibw`, `osu_mbw_mr` and
 /// `osu_iallreduce` measure what OSU's benchmarks of these names measure; `collperf stragglers` names the rank that others wait for;
+/// `collperf replay RECORD` makes the calls of a recorded job again;
 /// `collperf install-links FOLDER` makes links with the names of nccl-tests' programs. Each of these has its own
 /// --help.
 #[derive(Debug, Clone, Parser)]

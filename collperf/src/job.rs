@@ -16,6 +16,8 @@ const RANK_VARIABLES: [&str; 6] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", 
 const GRACE: Duration = Duration::from_secs(5);
 /// The number of ranks of a task if none is given.
 const DEFAULT_RANKS: usize = 2;
+/// The most ranks that this program starts on a host.
+const MOST_RANKS: usize = 4096;
 
 /// Flags of all tasks that need ranks but do not measure a collective.
 #[derive(Debug, Clone, clap::Args)]
@@ -56,6 +58,11 @@ impl Flags {
         self.is_one_rank || self.ranks.is_some() || launcher().is_some()
     }
 
+    /// Returns the name of the transport.
+    pub(crate) fn transport(&self) -> &'static str {
+        self.transport.name()
+    }
+
     /// Returns how late a rank may be.
     pub(crate) fn timeout(&self) -> Duration {
         Duration::from_secs(self.timeout)
@@ -83,6 +90,31 @@ pub(crate) fn run_as(flags: &Flags, task: impl FnOnce(collectives::Builder) -> R
         }
         _ => task(builder(flags)),
     }
+}
+
+/// Runs a task on every rank of a recorded job; `recorded` returns their number. Called only in the process that starts
+/// the ranks.
+pub(crate) fn run_recorded(
+    flags: &Flags,
+    recorded: impl FnOnce() -> Result<usize, Failure>,
+    task: impl FnOnce(collectives::Builder) -> Result<u8, Failure>,
+) -> Result<u8, Failure> {
+    if flags.is_one_rank || launcher().is_some() {
+        return run_as(flags, task);
+    }
+    let recorded = recorded()?;
+    match flags.ranks.map(usize::from) {
+        Some(asked) if asked != recorded => Err(Failure::usage(format!("-g {asked}: {}", other_number(recorded, asked)))),
+        None if recorded > MOST_RANKS => Err(Failure::usage(format!(
+            "the record has {recorded} ranks: start as many with a launcher, such as collrun, on several hosts"
+        ))),
+        _ => processes(recorded),
+    }
+}
+
+/// Says that a job cannot replay a record.
+pub(crate) fn other_number(recorded: usize, here: usize) -> String {
+    format!("the record has {recorded} ranks, but this job has {here}: start {recorded} ranks")
 }
 
 fn builder(flags: &Flags) -> collectives::Builder {

@@ -23,6 +23,7 @@ mod process;
 mod ps;
 #[cfg(test)]
 mod random;
+mod replay;
 mod report;
 mod row;
 mod run;
@@ -64,6 +65,7 @@ fn main() -> ExitCode {
         Some("doctor") => perform(others, doctor::run),
         Some("ps") => perform(others, ps::run),
         Some("pairs") => perform(others, pairs::run),
+        Some("replay") => perform(others, replay::run),
         Some("stragglers") => perform(others, stragglers::run),
         Some("osu_latency") => perform(others, osu::latency::run),
         Some("osu_bw") => perform(others, |arguments| osu::windows::run(Kind::OneWay, arguments)),

@@ -112,7 +112,7 @@ fn merged(traces: Vec<Value>) -> Value {
     let base = |trace: &Value| trace["otherData"]["base_time_ns"].as_u64().unwrap_or_default();
     let first = traces.iter().map(base).min().unwrap_or_default();
     let mut jobs: Vec<(String, u64)> = Vec::new();
-    let (mut events, mut dropped, mut above) = (Vec::new(), 0, 0);
+    let (mut events, mut processes, mut dropped, mut above) = (Vec::new(), Vec::new(), 0, 0);
     for mut trace in traces {
         let about = &trace["otherData"];
         let id = about["pg_id"].as_str().unwrap_or_default().to_owned();
@@ -127,6 +127,7 @@ fn merged(traces: Vec<Value>) -> Value {
                 above - ranks
             }
         };
+        processes.push(described(&trace["otherData"], from));
         let Value::Array(theirs) = trace["traceEvents"].take() else { continue };
         events.extend(theirs.into_iter().map(|event| moved(event, shift, from)));
     }
@@ -134,8 +135,21 @@ fn merged(traces: Vec<Value>) -> Value {
     events.sort_by(|a, b| a["ts"].as_f64().unwrap_or(-1.0).total_cmp(&b["ts"].as_f64().unwrap_or(-1.0)));
     json!({
         "displayTimeUnit": "ns",
-        "otherData": {"format": FORMAT, "version": VERSION, "base_time_ns": first, "dropped": dropped, "jobs": jobs.len()},
+        "otherData": {"format": FORMAT, "version": VERSION, "base_time_ns": first, "dropped": dropped, "jobs": jobs.len(), "processes": processes},
         "traceEvents": events,
+    })
+}
+
+/// Returns the parts of a rank's description that a merged trace keeps, with the rank's process number in it.
+fn described(about: &Value, from: u64) -> Value {
+    let rank = about["rank"].as_u64().unwrap_or_default();
+    json!({
+        "pid": from.saturating_add(rank),
+        "rank": rank,
+        "world_size": about["world_size"],
+        "pg_id": about["pg_id"],
+        "dropped": about["dropped"],
+        "communicators": about["communicators"],
     })
 }
 

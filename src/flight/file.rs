@@ -70,6 +70,7 @@ pub(super) fn add(json: &mut Json, about: &About, reason: &str, records: &[Recor
         json.key("timeout_ms").number(about.timeout.as_millis());
         json.key("pg_status").object(|json| status(json, records));
         json.key("ranks").array(about.peers.iter(), peer);
+        json.key("world_ranks").array(about.world_ranks.iter(), |json, rank| json.number(rank));
         json.key("entries").array(records, entry);
     });
 }

@@ -85,6 +85,8 @@ pub(crate) struct About {
     pub(crate) name: String,
     pub(crate) rank: usize,
     pub(crate) peers: Arc<[Peer]>,
+    /// The ranks of the peers in the job.
+    pub(crate) world_ranks: Arc<[usize]>,
     /// A description of how the communicator's ranks are connected.
     pub(crate) wiring: String,
     pub(crate) timeout: Duration,

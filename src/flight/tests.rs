@@ -19,7 +19,7 @@ fn recorder(calls: usize) -> Arc<Flight> {
     let peer = |rank| Peer { rank, host: "höst \"a\"".to_owned(), pid: 40 + rank as u32 };
     let peers = (0..3).map(peer).collect();
     let (name, wiring) = ("world".to_owned(), "3 ranks of one host: shared memory".to_owned());
-    flight.introduce(About { id: 0xabc, name, rank: 1, peers, wiring, timeout: Duration::from_secs(9) });
+    flight.introduce(About { id: 0xabc, name, rank: 1, peers, world_ranks: (0..3).collect(), wiring, timeout: Duration::from_secs(9) });
     flight
 }
 

@@ -8,12 +8,13 @@ use std::borrow::Cow;
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::CallReport;
 use crate::base::event;
 use crate::base::fork::Process;
+use crate::base::own_thread::is_own;
 use crate::base::tuning::trace::MOST_EVENTS;
 use crate::call::CallKind;
 use crate::call::algorithm::Algorithm;
@@ -58,13 +59,23 @@ struct Event {
     tag: Option<u64>,
     algorithm: Option<Algorithm>,
     error: Option<String>,
+    /// Whether a thread of this crate ran the call in the background.
+    is_background: bool,
+}
+
+/// A communicator whose calls are in the log.
+#[derive(Debug, Clone)]
+struct Admitted {
+    name: String,
+    /// The ranks of its members in the job, in the order of their ranks in the communicator.
+    world_ranks: Arc<[usize]>,
 }
 
 #[derive(Debug, Clone, Default)]
 struct Kept {
     events: VecDeque<Event>,
     dropped: u64,
-    communicators: Vec<String>,
+    communicators: Vec<Admitted>,
 }
 
 /// The log of one rank.
@@ -96,7 +107,7 @@ impl TraceLog {
     pub(crate) fn of_records(id: u64, ranks: (usize, usize), me: Peer, name: &str, records: &[flight::Record]) -> Self {
         let mut log = Self::new(id, ranks, me, None);
         log.began_ns = records.iter().filter_map(|record| record.started_ns).min().unwrap_or(log.began_ns);
-        let communicator = log.admit(name);
+        let communicator = log.admit(name, (0..ranks.1).collect());
         let events = records.iter().filter_map(|record| Event::of_record(record, communicator, log.began_ns));
         log.kept().events.extend(events);
         log
@@ -107,9 +118,9 @@ impl TraceLog {
     }
 
     /// Adds a communicator and returns its number.
-    pub(crate) fn admit(&self, name: &str) -> u32 {
+    pub(crate) fn admit(&self, name: &str, world_ranks: Arc<[usize]>) -> u32 {
         let mut kept = self.kept();
-        kept.communicators.push(name.to_owned());
+        kept.communicators.push(Admitted { name: name.to_owned(), world_ranks });
         kept.communicators.len() as u32 - 1
     }
 
@@ -156,6 +167,12 @@ impl TraceLog {
                 json.key("pid").number(self.me.pid);
                 json.key("pg_id").text(&format!("{:016x}", self.id));
                 json.key("dropped").number(kept.dropped);
+                json.key("communicators").array(&kept.communicators, |json, Admitted { name, world_ranks }| {
+                    json.object(|json| {
+                        json.key("pg_name").text(name);
+                        json.key("world_ranks").array(world_ranks.iter(), |json, rank| json.number(rank));
+                    });
+                });
             });
             let names = self.names(&kept).into_iter().map(Line::Name);
             let events = (0..).zip(&kept.events).map(|(number, event)| Line::Call(number, event));
@@ -173,7 +190,7 @@ impl TraceLog {
             process("process_sort_index", Value::Number(self.rank)),
         ];
         let threads: BTreeSet<u32> = kept.events.iter().map(|event| thread(event.communicator, event.track)).collect();
-        for (communicator, name) in (0..).zip(&kept.communicators) {
+        for (communicator, Admitted { name, .. }) in (0..).zip(&kept.communicators) {
             for (track, what) in LANES {
                 let thread = thread(communicator, track);
                 if threads.contains(&thread) {
@@ -300,6 +317,7 @@ impl Event {
             tag: report.tag,
             algorithm: report.algorithm,
             error: report.error.map(ToString::to_string),
+            is_background: is_own() || track == Track::Background,
         }
     }
 
@@ -327,6 +345,7 @@ impl Event {
             tag: record.tag,
             algorithm: None,
             error: record.error.as_ref().map(ToString::to_string),
+            is_background: false,
         })
     }
 
@@ -354,6 +373,9 @@ impl Event {
             if let Some(word) = word {
                 json.key(name).text(word);
             }
+        }
+        if self.is_background {
+            json.key("background").boolean(true);
         }
     }
 }

@@ -87,12 +87,12 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Creates the watch of a communicator. `injection` is the library of a tool that wants NVTX ranges.
+    /// Creates the watch of a communicator. `log` is the trace, with the communicator's number in it. `injection` is the library of a tool that wants NVTX ranges.
     pub(crate) fn new(
         communicator: &str,
         (rank, world_size): (usize, usize),
         observer: Option<Arc<dyn Observer>>,
-        log: Option<&Arc<TraceLog>>,
+        log: Option<(&Arc<TraceLog>, u32)>,
         injection: Option<&Path>,
     ) -> Self {
         #[cfg(not(feature = "cuda"))]
@@ -102,7 +102,7 @@ impl Watch {
             rank,
             world_size,
             observer,
-            trace: log.map(|log| (Arc::downgrade(log), log.admit(communicator))),
+            trace: log.map(|(log, number)| (Arc::downgrade(log), number)),
             #[cfg(feature = "cuda")]
             nvtx: injection.and_then(super::nvtx::Nvtx::get),
         }

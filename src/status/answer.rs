@@ -67,7 +67,8 @@ mod tests {
     fn recorder(id: u64, calls: u64, is_busy: bool) -> Arc<Flight> {
         let flight = Flight::new(Orders { calls: 1024, answers: true, ..Orders::default() });
         let peers = (0..2).map(|rank| Peer { rank, host: "host".to_owned(), pid: 7 }).collect();
-        flight.introduce(About { id, name: "world".to_owned(), rank: 1, peers, wiring: String::new(), timeout: Duration::from_secs(9) });
+        let (name, world_ranks) = ("world".to_owned(), (0..2).collect());
+        flight.introduce(About { id, name, rank: 1, peers, world_ranks, wiring: String::new(), timeout: Duration::from_secs(9) });
         let message = Message { sends: false, peer: Some(0), tag: 5, count: 3, element: TypeTag::Plain(12) };
         flight.begin_message(&message);
         (0..calls).for_each(|number| {

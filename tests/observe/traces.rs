@@ -32,6 +32,10 @@ fn every_rank_writes_its_calls_in_the_end() {
         let threads = names(&trace, "thread_name");
         let of_child = format!("world/0 from rank {}: collectives", rank / 2 * 2);
         assert_eq!(threads, ["world: collectives", "world: messages", "world: background", &of_child]);
+        let half: &[usize] = if rank == 2 { &[2] } else { &[0, 1] };
+        let members =
+            serde_json::json!([{"pg_name": "world", "world_ranks": [0, 1, 2]}, {"pg_name": &of_child[..19], "world_ranks": half}]);
+        assert_eq!(trace["otherData"]["communicators"], members);
         let background = |phase: &str| trace["traceEvents"].as_array().unwrap().iter().filter(|event| event["ph"] == phase).count();
         assert_eq!((background("b"), background("e")), (1, 1));
     }

@@ -1,5 +1,6 @@
 //! Compares two results that were written with -J, or those of several libraries in one file.
 
+mod calls;
 mod file;
 mod peers;
 mod table;
@@ -17,12 +18,12 @@ use peers::Peers;
 use table::Comparison;
 
 /// Compares two results that collperf wrote with -J: time, median of single calls and bus bandwidth of each cell (a
-/// call of one size).
+/// call of one size). Compares two replays, which collperf replay wrote with -J, call by call.
 ///
 /// With one file, shows the times of several libraries (peers) side by side. Such a file is written by --csv with
 /// --cell-ms, and may also contain lines from other libraries. For cells that were measured several times (-N), medians
-/// are compared. Exit codes: 0 success; 1 a file error; 6 wrong command line; 7 a cell took longer than --threshold
-/// allows, or has wrong elements in B.
+/// are compared. Exit codes: 0 success; 1 a file error; 6 wrong command line; 7 a cell, or
+/// the calls of one kind in a replay, took longer than --threshold allows, or a cell has wrong elements in B.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "collperf report", bin_name = "collperf report", max_term_width = 110)]
 pub(crate) struct Arguments {
@@ -32,7 +33,7 @@ pub(crate) struct Arguments {
     /// The newer results
     #[arg(value_name = "B.json")]
     b: Option<PathBuf>,
-    /// Fail if a cell of B took more than this many percent longer than in A
+    /// Fail if a cell of B, or all calls of one kind in a replay, took more than this many percent longer than in A
     #[arg(long, value_name = "PERCENT", value_parser = percent, requires = "b")]
     threshold: Option<f64>,
     /// Print Markdown tables, for a pull request or a wiki
@@ -56,6 +57,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
         draw(arguments, &peers.heading(), peers.name(), "", &peers.series())?;
         return Ok(0);
     };
+    if let Some(replays) = calls::Comparison::read(&arguments.a, b)? {
+        if arguments.markdown || arguments.plot.is_some() {
+            return Err(Failure::usage("--markdown, --plot: not for replays, which are compared call by call; leave out the flag"));
+        }
+        answer(&replays.text(arguments.threshold))?;
+        let is_slower = arguments.threshold.is_some_and(|threshold| replays.is_slower(threshold));
+        return Ok(if is_slower { CHECK } else { 0 });
+    }
     let [a, b] = [&arguments.a, b].map(|path| Results::read(path));
     let comparison = Comparison::new(a?, b?);
     let threshold = arguments.threshold;

@@ -26,6 +26,9 @@ pub(crate) struct Record {
     pub(crate) pg_name: String,
     pub(crate) wiring: String,
     pub(crate) ranks: Vec<Peer>,
+    /// The ranks in the job. Records of older versions lack them.
+    #[serde(default)]
+    pub(crate) world_ranks: Vec<usize>,
     pub(crate) entries: Vec<Entry>,
 }
 
@@ -64,6 +67,8 @@ pub(crate) enum Backend {
 /// One call.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Entry {
+    #[serde(default)]
+    pub(crate) record_id: u64,
     pub(crate) backend: Backend,
     pub(crate) collective_seq_id: Option<u64>,
     pub(crate) profiling_name: String,
@@ -76,6 +81,7 @@ pub(crate) struct Entry {
     pub(crate) tag: Option<u64>,
     pub(crate) state: State,
     pub(crate) time_created_ns: Option<u64>,
+    pub(crate) time_discovered_completed_ns: Option<u64>,
     pub(crate) waiting_for: Vec<usize>,
     pub(crate) error: Option<String>,
     pub(crate) error_kind: Option<String>,

@@ -14,7 +14,7 @@ use crate::job;
 use crate::report::answer;
 use blame::Blame;
 use waits::{Round, Waited, Waits};
-use work::Work;
+pub(crate) use work::Work;
 
 /// Names the rank that others wait for.
 ///

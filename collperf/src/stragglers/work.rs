@@ -11,19 +11,19 @@ const STEPS: u64 = 4_000;
 const MOST_UNITS: u64 = 1 << 30;
 
 /// Memory to work on.
-pub(super) struct Work {
+pub(crate) struct Work {
     from: Vec<u8>,
     to: Vec<u8>,
     number: u64,
 }
 
 impl Work {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { from: vec![1; BYTES], to: vec![0; BYTES], number: 1 }
     }
 
     /// Does `units` units of work.
-    pub(super) fn perform(&mut self, units: u64) {
+    pub(crate) fn perform(&mut self, units: u64) {
         for _ in 0..units {
             for _ in 0..STEPS {
                 self.number = black_box(self.number.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29) ^ 0x5bd1_e995);

@@ -30,5 +30,6 @@ mod links;
 mod osu;
 mod pairs;
 mod ps;
+mod replay;
 mod report;
 mod trace;

@@ -126,10 +126,18 @@ pub(in crate::communicator) fn connect(exchange: &mut dyn Exchange, start: Start
     let trace = trace.or_else(|| new_trace(&backend, &config));
     let recorder = backend.recorder();
     let observer = observer(&backend, &name, &config);
-    let listener = Watch::new(&name, (rank, world_size), observer, trace.as_ref(), nvtx_injection().as_deref());
+    let log = trace.as_ref().map(|log| (log, log.admit(&name, Arc::clone(&world_ranks))));
+    let listener = Watch::new(&name, (rank, world_size), observer, log, nvtx_injection().as_deref());
     backend.set_observers(Observers::new(listener));
-    let about =
-        About { id: About::id_of(backend.id()), name, rank, peers: backend.peers(), wiring: backend.wiring(), timeout: config.timeout };
+    let about = About {
+        id: About::id_of(backend.id()),
+        name,
+        rank,
+        peers: backend.peers(),
+        world_ranks: Arc::clone(&world_ranks),
+        wiring: backend.wiring(),
+        timeout: config.timeout,
+    };
     if recorder.introduce(about) {
         flight::enlist(&recorder);
         if config.status_socket {

@@ -1,0 +1,134 @@
+//! Goes through the scripts of all ranks without making a call, to find those that would wait for each other forever.
+
+use std::collections::{BTreeSet, HashMap};
+
+use collectives::Collective;
+
+use super::recording::{Kind, Recording};
+use super::script::Script;
+use super::shape::Shape;
+
+/// A call that ranks meet in: a collective by its communicator and number, or a message by its ends, tag and number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Meeting {
+    Collective { group: usize, number: usize },
+    Message { group: usize, from: usize, to: usize, tag: u64, number: usize },
+}
+
+/// One rank: its next step, and the meetings of its calls so far.
+struct Progress {
+    step: usize,
+    meetings: Vec<Meeting>,
+    numbers: HashMap<(usize, usize, usize, u64), usize>,
+    /// Whether the call of the step has begun.
+    has_begun: bool,
+}
+
+/// All ranks of a record.
+struct Walk<'a> {
+    recording: &'a Recording,
+    scripts: &'a [Script],
+    /// The ranks that have begun their part of a meeting, by their ranks in the communicator.
+    begun: HashMap<Meeting, BTreeSet<usize>>,
+    ranks: Vec<Progress>,
+}
+
+/// Fails if calls wait for each other, and names them.
+pub(super) fn check(recording: &Recording, scripts: &[Script]) -> Result<(), String> {
+    let progress = || Progress { step: 0, meetings: Vec::new(), numbers: HashMap::new(), has_begun: false };
+    let ranks = scripts.iter().map(|_| progress()).collect();
+    let mut walk = Walk { recording, scripts, begun: HashMap::new(), ranks };
+    loop {
+        let mut has_moved = false;
+        for rank in 0..scripts.len() {
+            while walk.advance(rank) {
+                has_moved = true;
+            }
+        }
+        let waiting: Vec<usize> = (0..scripts.len()).filter(|rank| walk.ranks[*rank].step < scripts[*rank].steps.len()).collect();
+        if waiting.is_empty() {
+            return Ok(());
+        }
+        if !has_moved {
+            return Err(walk.stuck(&waiting));
+        }
+    }
+}
+
+impl Walk<'_> {
+    /// Takes a rank one step further; returns whether it could.
+    fn advance(&mut self, rank: usize) -> bool {
+        let Some(step) = self.scripts[rank].steps.get(self.ranks[rank].step) else { return false };
+        let shape = &self.scripts[rank].shapes[step.shape];
+        let mut moved = false;
+        if !self.ranks[rank].has_begun {
+            if !step.after.iter().all(|earlier| self.is_over(rank, *earlier)) {
+                return false;
+            }
+            let me = self.me(rank, shape);
+            let meeting = self.ranks[rank].meet(shape, me);
+            self.begun.entry(meeting).or_default().insert(me);
+            self.ranks[rank].has_begun = true;
+            moved = true;
+        }
+        if step.is_background || self.is_over(rank, self.ranks[rank].step) {
+            self.ranks[rank].step += 1;
+            self.ranks[rank].has_begun = false;
+            moved = true;
+        }
+        moved
+    }
+
+    fn me(&self, rank: usize, shape: &Shape) -> usize {
+        self.recording.groups[shape.group].members.iter().position(|member| *member == rank).unwrap_or_default()
+    }
+
+    /// Whether the other ranks have come so far that a rank's call ends. A send, and a root that only sends, may end
+    /// earlier than the others begin.
+    fn is_over(&self, rank: usize, step: usize) -> bool {
+        let shape = &self.scripts[rank].shapes[self.scripts[rank].steps[step].shape];
+        let (me, size) = (self.me(rank, shape), self.recording.groups[shape.group].members.len());
+        let Some(begun) = self.ranks[rank].meetings.get(step).and_then(|meeting| self.begun.get(meeting)) else { return false };
+        use Collective::{Broadcast, Gather, GatherV, Reduce, Scatter, ScatterV};
+        match shape.kind.data() {
+            None => shape.kind == Kind::SEND || begun.contains(&shape.peer),
+            Some(Broadcast | Scatter | ScatterV) => me == shape.root || begun.contains(&shape.root),
+            Some(Reduce | Gather | GatherV) => me != shape.root || begun.len() == size,
+            Some(_) => begun.len() == size,
+        }
+    }
+
+    /// Describes the calls that wait for each other.
+    fn stuck(&self, waiting: &[usize]) -> String {
+        let named = |rank: &usize| {
+            let (script, number) = (&self.scripts[*rank], self.ranks[*rank].step);
+            let shape = &script.shapes[script.steps[number].shape];
+            let group = &self.recording.groups[shape.group].name;
+            let end = if shape.kind.is_message() { format!(" (rank {}, tag {})", shape.peer, shape.tag) } else { String::new() };
+            format!("rank {rank} in its call {number}, {}{end} of communicator {group}", shape.kind)
+        };
+        let calls: Vec<String> = waiting.iter().take(8).map(named).collect();
+        format!(
+            "the recorded calls wait for each other: {}. A replay would hang, so nothing was replayed; the record does not hold the order of \
+             these calls, or they failed",
+            calls.join("; ")
+        )
+    }
+}
+
+impl Progress {
+    /// Numbers a call among those with the same communicator, or with the same ends and tag.
+    fn meet(&mut self, shape: &Shape, me: usize) -> Meeting {
+        let group = shape.group;
+        let is_message = shape.kind.is_message();
+        let (from, to) = if shape.kind == Kind::SEND { (me, shape.peer) } else { (shape.peer, me) };
+        let key = if is_message { (group, from, to, shape.tag) } else { (group, usize::MAX, usize::MAX, 0) };
+        let next = self.numbers.entry(key).or_default();
+        let number = *next;
+        *next += 1;
+        let meeting =
+            if is_message { Meeting::Message { group, from, to, tag: shape.tag, number } } else { Meeting::Collective { group, number } };
+        self.meetings.push(meeting);
+        meeting
+    }
+}
