@@ -42,8 +42,8 @@ pub(crate) fn connected() -> [Cipher; 2] {
     }
 }
 
-/// Checks that any bytes at an end of a handshake, in parts of any size, convince neither end. The first byte selects
-/// the end and the size of the parts.
+/// Passes arbitrary bytes, in parts of any size, to one end of a handshake. Checks that this end does not accept them
+/// as a proof. The first byte selects the end and the size of the parts.
 pub fn handshake(data: &[u8]) {
     let Some((&kind, data)) = data.split_first() else { return };
     let step = usize::from(kind >> 2) + 1;
@@ -76,8 +76,8 @@ pub fn handshake(data: &[u8]) {
     }
 }
 
-/// Opens records of an honest end, changed as the input specifies, or any bytes in their place. The opened bytes are a
-/// prefix of what was sent.
+/// Opens records of an honest end that were changed as the input specifies, or arbitrary bytes instead of records.
+/// Checks that the opened bytes are a prefix of the bytes that the honest end sent.
 pub fn records(data: &[u8]) {
     let Some((&kind, data)) = data.split_first() else { return };
     let [mut near, far] = connected();

@@ -33,7 +33,7 @@ pub(super) enum Stage {
     Keys(Cipher),
     /// Both ends have the keys.
     Sealed(Cipher),
-    /// The proof has ended: it has failed, or both ends are proven and the connection is not encrypted.
+    /// The proof has ended: it has failed, or it has succeeded on a connection that is not encrypted.
     Over,
 }
 
@@ -44,7 +44,7 @@ pub(crate) enum Step {
     Listen,
     /// Send these bytes, then receive more.
     Send(Word),
-    /// Both ends are proven.
+    /// Both ends have proven that they know the secret.
     Done,
 }
 
@@ -83,7 +83,7 @@ impl Initiator {
     /// Takes in bytes from the responder.
     pub(crate) fn receive(&mut self, bytes: &[u8]) -> Result<Step, AuthenticationError> {
         if bytes.len() > self.wants() {
-            return Err(AuthenticationError::Junk(format!("it sent {} bytes more than a reply has", bytes.len() - self.wants())));
+            return Err(AuthenticationError::Junk(format!("its reply is {} bytes too long", bytes.len() - self.wants())));
         }
         self.heard.extend_from_slice(bytes);
         check_begin(&self.heard, &REPLY_MAGIC)?;

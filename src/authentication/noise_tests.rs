@@ -323,7 +323,7 @@ fn records_that_were_changed_dropped_repeated_swapped_or_sent_back_are_not_opene
         assert!(is_error && contents.concat().starts_with(&plain), "{order:?}");
     }
     let (near, _, sealed) = prepare();
-    assert_eq!(opened(near, &sealed.concat()), (Vec::new(), true), "sent back to whoever sent them");
+    assert_eq!(opened(near, &sealed.concat()), (Vec::new(), true), "sent back to their sender");
     let (_, other, _) = prepare();
     assert_eq!(opened(other, &sealed.concat()), (Vec::new(), true), "of another connection");
     for empty in [&[0, 0][..], &[0, 16]] {

@@ -24,7 +24,8 @@ enum Stage {
     Opening,
     /// The responder waits for the initiator's proof. The bytes are the opening's context.
     Challenged(Challenge, Vec<u8>),
-    /// The initiator is proven. If the connection is encrypted, there are keys for later bytes.
+    /// The initiator has proven that it knows the secret. On an encrypted connection, the cipher has the keys for later
+    /// bytes.
     Done(Option<Cipher>, Vec<u8>),
     /// The proof has failed.
     Over,

@@ -21,9 +21,9 @@ const MOST: usize = 1024;
 /// A secret that only the processes of a job know.
 ///
 /// If a job has a secret, both ends of every connection first prove to each other that they know it. This applies to
-/// connections to the store, between ranks, and for shared memory. A peer that does not know the secret is refused.
-/// Give the same secret to all ranks and to the process that serves their store: through `COLLECTIVES_SECRET`,
-/// `COLLECTIVES_SECRET_FILE`, or [`Config::secret`](crate::Config::secret).
+/// connections to the store, connections between ranks, and connections over which ranks of a host share memory. A peer
+/// that does not know the secret is refused. Give the same secret to all ranks and to the process that serves their
+/// store: through `COLLECTIVES_SECRET`, `COLLECTIVES_SECRET_FILE`, or [`Config::secret`](crate::Config::secret).
 ///
 /// The bytes after the proof are encrypted only if you ask for it, with `COLLECTIVES_ENCRYPT=1`,
 /// [`Config::encrypt`](crate::Config::encrypt), or [`Secret::encrypting`].

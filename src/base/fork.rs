@@ -4,7 +4,7 @@
 //! parent's name, and a drop would notify peers that the parent leaves. So calls in a child are refused, and drops
 //! there send nothing.
 
-#![expect(unsafe_code, reason = "a page that the kernel wipes in children is mapped by hand")]
+#![expect(unsafe_code, reason = "maps a page that the kernel fills with zeros in forked children")]
 
 use std::ptr::NonNull;
 use std::sync::OnceLock;

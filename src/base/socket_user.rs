@@ -1,6 +1,6 @@
 //! The user at the other end of a Unix socket.
 
-#![expect(unsafe_code, reason = "reads SO_PEERCRED through libc: the safe form fails for a process without a number")]
+#![expect(unsafe_code, reason = "reads SO_PEERCRED through libc: the safe form fails if the peer's process has no number here")]
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};

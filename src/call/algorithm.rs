@@ -128,7 +128,7 @@ impl Rule {
         if !Algorithm::BETWEEN_HOSTS.contains(&algorithm) {
             let known = Algorithm::BETWEEN_HOSTS.map(Algorithm::name).join(", ");
             return Err(format!(
-                "{:?} cannot be requested: calls choose it by the placement of the ranks; request one of {known}",
+                "{:?} cannot be requested: whether a call uses it depends on the number of ranks and their hosts; request one of {known}",
                 algorithm.name()
             ));
         }
@@ -154,7 +154,7 @@ impl Rule {
 }
 
 /// The algorithms that a program requests with [`Config::algorithms`](crate::Config::algorithms), each for a range of
-/// sizes. A size is the number of bytes of the whole vector. If several ranges cover a size, the first of them counts.
+/// sizes. A size is the number of bytes of the whole vector. If several ranges cover a size, the first of them applies.
 /// For a size that no range covers, a call uses the algorithm with the shortest estimated time.
 ///
 /// The text form is a list of `name:from-to` parts, separated by commas. The size `from` belongs to the range, and the

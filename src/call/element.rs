@@ -168,8 +168,8 @@ impl FromStr for DType {
 ///
 /// - Every byte of a value must be initialised, so the type must have no padding and no `MaybeUninit`.
 /// - The type must have no references or pointers, because they have a meaning in one process only.
-/// - Any bytes must be a valid value, so the type must not contain `bool`, `char`, an enum or `NonZero`. Ranks compare
-///   only the sizes of your own types, so the bytes of a different type of the same size may arrive.
+/// - Bytes of any content must be a valid value, so the type must not contain `bool`, `char`, an enum or `NonZero`.
+///   Ranks compare only the sizes of your own types, so the bytes of a different type of the same size may arrive.
 /// - An implementation outside this crate must leave the constants at their defaults. Only
 ///   [`element!`](macro@crate::element) may set the constants.
 pub unsafe trait Data: Copy + Send + Sync + 'static {

@@ -41,7 +41,7 @@ pub(crate) enum Ordered<'a> {
     /// The buffer has cudarc events.
     Tracked(Tracked<'a>),
     /// All uses of the buffer follow the order of one stream.
-    Followed(#[expect(dead_code, reason = "it is kept for its drop")] Followed<'a>),
+    Followed(#[expect(dead_code, reason = "its drop makes the buffer's own stream wait for the call")] Followed<'a>),
     /// The caller orders the uses.
     Unordered,
 }

@@ -1,6 +1,6 @@
 //! The memory of a buffer: its location, its number of elements, and their type.
 
-#![expect(unsafe_code, reason = "bytes are seen as the elements that they are")]
+#![expect(unsafe_code, reason = "views bytes as elements of the type that they contain")]
 
 #[cfg(feature = "cuda")]
 use super::device::{DeviceMemory, DeviceMemoryMut};

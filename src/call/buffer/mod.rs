@@ -1,6 +1,6 @@
 //! The types that a call accepts as buffers, and the location of their memory.
 
-#![expect(unsafe_code, reason = "an implementor of a buffer trait promises that its memory stays")]
+#![expect(unsafe_code, reason = "an implementor of a buffer trait promises that its memory stays in place")]
 
 #[cfg(feature = "cuda")]
 pub(crate) mod device;

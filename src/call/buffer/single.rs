@@ -1,6 +1,6 @@
 //! Single elements as buffers, and types of other crates as elements.
 
-#![expect(unsafe_code, reason = "an implementor of a buffer trait promises that its memory stays")]
+#![expect(unsafe_code, reason = "an implementor of a buffer trait promises that its memory stays in place")]
 
 use half::{bf16, f16};
 

@@ -1,6 +1,6 @@
 //! Bytes with an element type that is known at run time.
 
-#![expect(unsafe_code, reason = "an implementor of a buffer trait promises that its memory stays")]
+#![expect(unsafe_code, reason = "an implementor of a buffer trait promises that its memory stays in place")]
 
 use super::{Buffer, BufferMut, Memory, MemoryMut, StableMemory};
 use crate::call::element::{AnyElement, DType};
@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 /// `&mut [f32]`.
 ///
 /// The elements must be aligned: a call refuses bytes whose address is not a multiple of the element's size. If the
-/// type is `bool`, the bytes may have any value: a reduction counts every value except 0 as 1. (`BitXor` on a GPU works
+/// type is `bool`, the bytes may have any value: a reduction treats every value except 0 as 1. (`BitXor` on a GPU works
 /// bit by bit instead.) A call writes only 0 or 1 into a destination of type `bool`.
 ///
 /// The element types in a call must match, by these rules:
