@@ -444,7 +444,7 @@ impl<T: Float> From<CudaSlice<T>> for Flat<T> {
     }
 }
 
-#[expect(unsafe_code, reason = "an implementor of a buffer trait promises that its memory stays")]
+#[expect(unsafe_code, reason = "an implementor of a buffer trait promises that its memory stays in place")]
 // SAFETY: it always returns its one buffer.
 unsafe impl<T: Float> StableMemory for Flat<T> {}
 
