@@ -215,8 +215,8 @@ pub enum Error {
     /// - the peer's host no longer answers.
     ///
     /// If a collective, or a message on devices, fails with this error, the communicator has ended. If a message in
-    /// host memory, a `monitored_barrier` or a `tagged_barrier` fails with it, messages between the other ranks still
-    /// work, but collectives fail.
+    /// host memory, a `monitored_barrier` or a `tagged_barrier` fails with this error, messages between the other ranks
+    /// still work, but collectives fail.
     #[error("{doing}: lost {peer} after {:.3} s: {reason}", elapsed.as_secs_f64())]
     PeerLost {
         /// The call or operation.
@@ -460,27 +460,27 @@ impl Error {
         }
     }
 
-    /// Returns whether a deadline passed. A [`Poisoned`](Self::Poisoned) error counts if that is its cause.
+    /// Returns whether a deadline passed. A [`Poisoned`](Self::Poisoned) error is judged by its cause.
     #[must_use]
     pub fn is_timeout(&self) -> bool {
         matches!(self.root(), Self::Timeout { .. })
     }
 
-    /// Returns whether a peer is lost. A [`Poisoned`](Self::Poisoned) error counts if that is its cause.
+    /// Returns whether a peer is lost. A [`Poisoned`](Self::Poisoned) error is judged by its cause.
     #[must_use]
     pub fn is_peer_lost(&self) -> bool {
         matches!(self.root(), Self::PeerLost { .. })
     }
 
     /// Returns whether two ranks made different calls, or the two ends of a message do not match. A
-    /// [`Poisoned`](Self::Poisoned) error counts if that is its cause.
+    /// [`Poisoned`](Self::Poisoned) error is judged by its cause.
     #[must_use]
     pub fn is_mismatch(&self) -> bool {
         matches!(self.root(), Self::Mismatch { .. } | Self::Message { .. })
     }
 
     /// Returns whether one end of a connection could not prove that it knows the job's secret. A
-    /// [`Poisoned`](Self::Poisoned) error counts if that is its cause.
+    /// [`Poisoned`](Self::Poisoned) error is judged by its cause.
     #[must_use]
     pub fn is_unauthorized(&self) -> bool {
         matches!(self.root(), Self::Unauthorized { .. })

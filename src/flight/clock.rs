@@ -2,7 +2,7 @@
 //! kernel's coarse clock. Ticks are converted to nanoseconds when records are read. The conversion uses two readings,
 //! each of this clock and of the ordinary clock.
 
-#![expect(unsafe_code, reason = "the processor's counter is an instruction")]
+#![expect(unsafe_code, reason = "an instruction reads the processor's counter")]
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};

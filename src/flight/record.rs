@@ -43,14 +43,14 @@ pub struct Record {
     pub backend: Backend,
     /// The collective, or `send` or `recv` for a message.
     pub kind: CallKind,
-    /// The number with which ranks compare collectives, and which errors quote. `None` for a message.
+    /// The number by which ranks compare their collectives. Errors quote it. `None` for a message.
     pub sequence: Option<u64>,
     /// The reduction op: `sum`, `avg`, `custom op #5d3f21`.
     pub op: Option<String>,
     /// The element type: `f32`, `[u8; 16]`, `plain data of 12 B`.
     pub element: String,
     /// The number of elements in each block, in the whole vector, or in the message, depending on the kind of call. If
-    /// the call has a list of counts, this is their sum. 0 if the number may differ between ranks.
+    /// the call has a list of counts, this is their sum. It is 0 if the number may differ between ranks.
     pub count: u64,
     /// 24 bits of a hash of the counts, if every rank passes the counts as a list.
     pub counts_hash: Option<u32>,

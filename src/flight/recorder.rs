@@ -19,9 +19,9 @@ impl Recorder {
         Self { flight: Arc::clone(flight) }
     }
 
-    /// Returns the records of collectives on the host, then of messages, then of device calls, each from the oldest to
-    /// the newest. Background calls that no thread has begun come last. This method takes some tens of nanoseconds per
-    /// record, and delays no call.
+    /// Returns the records in this order: collectives on the host, messages, device calls, and finally background calls
+    /// that no thread has begun. In each of these groups, the oldest call comes first. This method takes some tens of
+    /// nanoseconds per record, and delays no call.
     #[must_use]
     pub fn records(&self) -> Vec<Record> {
         self.flight.records()

@@ -61,8 +61,8 @@ pub fn write_records_on_sigusr1(folder: impl Into<PathBuf>) -> Result<()> {
 }
 
 /// Writes the flight records of all communicators of this process into `folder`, and returns the paths of the files.
-/// The records include calls that hang. The function takes some microseconds per record, during which calls that fail,
-/// and calls that start in the background, may have to wait.
+/// The records include calls that hang. The function takes some microseconds per record. While it runs, calls that fail
+/// and calls that start in the background may have to wait.
 ///
 /// # Errors
 ///

@@ -30,7 +30,8 @@ pub(super) struct Snapshot {
 struct Family(&'static str, &'static str, Option<&'static str>, &'static str);
 
 const CALLS: Family = Family("collectives_calls", "counter", None, "Calls that have ended, by outcome.");
-const BYTES: Family = Family("collectives_bytes", "counter", Some("bytes"), "Bytes of the larger buffer of calls without an error.");
+const BYTES: Family =
+    Family("collectives_bytes", "counter", Some("bytes"), "Bytes of each call's larger buffer, for calls without an error.");
 const SECONDS: Family = Family("collectives_call_seconds", "counter", Some("seconds"), "Time in calls; on devices, time to queue them.");
 const WAITING: Family =
     Family("collectives_waiting_seconds", "gauge", Some("seconds"), "Time since the start of the oldest call that has not ended.");
@@ -120,7 +121,7 @@ mod tests {
              collectives_calls_total{{{own},backend=\"host\",kind=\"all_reduce\",result=\"ok\"}} 3\n\
              collectives_calls_total{{{own},backend=\"host\",kind=\"all_reduce\",result=\"timeout\"}} 1\n\
              # TYPE collectives_bytes counter\n# UNIT collectives_bytes bytes\n\
-             # HELP collectives_bytes Bytes of the larger buffer of calls without an error.\n\
+             # HELP collectives_bytes Bytes of each call's larger buffer, for calls without an error.\n\
              collectives_bytes_total{{{own},backend=\"host\",kind=\"all_reduce\"}} 96\n\
              # TYPE collectives_call_seconds counter\n# UNIT collectives_call_seconds seconds\n\
              # HELP collectives_call_seconds Time in calls; on devices, time to queue them.\n\

@@ -133,14 +133,14 @@ pub struct CallReport<'a> {
     pub backend: flight::Backend,
     /// The collective, or `send` or `recv` for a message.
     pub kind: CallKind,
-    /// The number with which ranks compare collectives on the host; `None` for other calls.
+    /// The number by which ranks compare their collectives on the host; `None` for other calls.
     pub sequence: Option<u64>,
     /// The reduction op: `sum`, `avg`, `custom op #5d3f21`.
     pub op: Option<Cow<'static, str>>,
     /// The element type: `f32`, `[u8; 16]`, `plain data of 12 B`.
     pub element: Cow<'static, str>,
-    /// The number of elements in each block, in the whole vector, or in the message, depending on the kind of call. 0
-    /// if the number may differ between ranks.
+    /// The number of elements in each block, in the whole vector, or in the message, depending on the kind of call. It
+    /// is 0 if the number may differ between ranks.
     pub count: u64,
     /// The number of bytes of the larger of this rank's two buffers.
     pub bytes: u64,

@@ -15,9 +15,9 @@ use crate::flight::Json;
 /// Runs a rank's program. If the program fails, writes the reason to the file that the launcher names, so that the
 /// launcher can report it when the job has ended.
 ///
-/// `collrun` and torchrun's agent name this file in `TORCHELASTIC_ERROR_FILE`, and read the format of PyTorch's
-/// `@record`. If no file is named, the function writes nothing. It returns the program's error unchanged, and lets a
-/// panic continue.
+/// `collrun` and torchrun's agent name this file in `TORCHELASTIC_ERROR_FILE`, and expect the format that PyTorch's
+/// `@record` writes. If no file is named, the function writes nothing. It returns the program's error unchanged, and
+/// lets a panic continue.
 ///
 /// ```no_run
 /// use collectives::{Communicator, ReduceOp};

@@ -170,8 +170,8 @@ fn url_text(rendezvous: &Rendezvous) -> String {
     if query.is_empty() { place } else { format!("{place}?{}", query.join("&")) }
 }
 
-/// Takes lines of `NAME=value` as a launcher's variables. The result is within its limits, and means the same in plain
-/// variables.
+/// Takes lines of `NAME=value` as a launcher's variables. The result is within its limits. If it is written as `RANK`,
+/// `WORLD_SIZE` and similar variables, it means the same.
 pub fn launchers(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let variables: Vec<(&str, &str)> = text.lines().filter_map(|line| line.split_once('=')).collect();
@@ -224,8 +224,8 @@ pub fn settings(data: &[u8]) {
 /// A limit long enough to take a lock that no other process wants.
 const LOCK_LIMIT: Duration = Duration::from_secs(5);
 
-/// Checks that any bytes, taken as a store's file, give an error, or records that mean the same when written again. A
-/// store then works on the file.
+/// Checks that any bytes, taken as a store's file, give either an error or records. If the records are written again,
+/// they must mean the same. A store then works on the file.
 pub fn file_log(data: &[u8]) {
     let (file, path) = memory_file(data);
     let mut log = Log::default();
@@ -278,9 +278,9 @@ const WITNESS: ClientId = 9;
 /// The number of other clients.
 const CLIENTS: ClientId = 3;
 
-/// Serves several clients. Each part of the input is a byte for the client, one for the length, and that many bytes.
-/// Checks that the answers do not depend on how a part is split. A client that was refused stays refused, and one that
-/// behaves correctly is served to the end.
+/// Serves several clients. Each part of the input consists of a byte that selects the client, a byte that gives a
+/// length, and as many bytes as this length says. Checks that the answers do not depend on how a part is split. A
+/// client that was refused stays refused, and one that behaves correctly is served to the end.
 pub fn store_service(data: &[u8]) {
     let mut whole = serve(data, usize::MAX);
     let mut split = serve(data, 1);

@@ -241,7 +241,7 @@ impl<T: Float> AnyBucket for Bucket<T> {
         if let Progress::Done(flat) = self.hook.advance(comm)? {
             let (index, len, got) = (self.layout.index, self.layout.len, flat.memory().len());
             if got != len {
-                let reason = format!("the hook of bucket {index}, of {len} elements, returned a buffer of {got}");
+                let reason = format!("bucket {index} has {len} elements, but its hook returned a buffer of {got} elements");
                 return Err(Error::argument("finish", reason));
             }
             self.flat = Some(flat);

@@ -216,8 +216,8 @@ impl DataParallel {
     }
 
     /// Passes a parameter's gradient. If you called [`accumulate`](Self::accumulate) for the parameter, pass the last
-    /// part of the gradient. If the gradient fills its bucket, and all earlier buckets have been launched, the bucket
-    /// is launched. Does not wait for other ranks.
+    /// part of the gradient. A bucket is launched when it has all its gradients and all earlier buckets have been
+    /// launched. Does not wait for other ranks.
     ///
     /// # Errors
     ///

@@ -58,7 +58,8 @@ impl Workplace {
         }
         // Nothing can be loaded during a capture.
         if is_capturing(&self.stream) {
-            let reason = "the stream is being captured into a graph, but no kernels can be loaded meanwhile: make the buckets before";
+            let reason = "the stream is being captured into a graph, and no kernels can be loaded during a capture: make the buckets \
+                          before the capture";
             return Err(Error::unsupported("on_device", reason));
         }
         let kernels = Kernels::on(self.stream.context())?;

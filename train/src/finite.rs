@@ -4,8 +4,8 @@ use super::comparison::{LONGEST_LABEL, cut, gather_texts, listed};
 use super::parameter::Float;
 use collectives::{Communicator, Error, ReduceOp, Result};
 
-/// Checks that the values of every rank are finite: neither NaN nor infinite. Use it for a loss, or for a gradient before
-/// it is averaged. Collective.
+/// Checks that the values of every rank are finite: neither NaN nor infinite. Use this function for a loss, or for a
+/// gradient that has not been averaged yet. Collective.
 ///
 /// ```
 /// use collectives::Communicator;
@@ -29,8 +29,9 @@ use collectives::{Communicator, Error, ReduceOp, Result};
 ///
 /// # Errors
 ///
-/// - `InvalidArgument` on every rank if a rank has a value that is not finite. The error has the label, the value and
-///   the position from the first of these ranks, and the numbers of the other ranks. The communicator stays usable.
+/// - `InvalidArgument` on every rank if a rank has a value that is not finite. The error names the first of these
+///   ranks, with the label, the rank's first such value, and the position of this value. It also lists the other ranks
+///   with such a value. The communicator stays usable.
 /// - The errors of [`Communicator::all_reduce`].
 pub fn check_finite<T: Float>(comm: &Communicator, label: &str, values: &[T]) -> Result<()> {
     let bad = values.iter().position(|value| !value.to_f64().is_finite());
@@ -42,7 +43,7 @@ pub fn check_finite<T: Float>(comm: &Communicator, label: &str, values: &[T]) ->
     let label = cut(label, LONGEST_LABEL);
     let in_words = |index: usize| match values.len() {
         1 => format!("{label:?} is {}", values[index].to_f64()),
-        len => format!("element {index} of {len} of {label:?} is {}", values[index].to_f64()),
+        len => format!("element {index} (from 0) of the {len} elements of {label:?} is {}", values[index].to_f64()),
     };
     let said = gather_texts(comm, &bad.map(in_words).unwrap_or_default())?;
     let ranks: Vec<usize> = (0..said.len()).filter(|rank| !said[*rank].is_empty()).collect();

@@ -21,8 +21,8 @@ const PART: usize = 24;
 /// The initial content of the destination.
 const UNTOUCHED: u8 = 0xa5;
 
-/// Checks that any bytes parse as a message header only when it is complete, and that it encodes to the same bytes
-/// again.
+/// Checks that bytes parse as a message header only if the header is complete, and that the parsed header encodes to
+/// the same bytes again.
 pub fn engine_headers(data: &[u8]) {
     let mut rest = data;
     while let Ok(Some((message, used))) = wire::parse(rest) {
@@ -38,10 +38,11 @@ pub fn engine_headers(data: &[u8]) {
     }
 }
 
-/// Checks a run in which one of two peers sends any bytes. The first byte of `data` selects how they are split.
+/// Checks a run in which one of two peers sends any bytes. The first byte of `data` selects how the other bytes, which
+/// the peer sends, are split.
 ///
 /// - The run ends, and ends the same way however the bytes are split.
-/// - The other peer receives the reason.
+/// - If the run fails, the other peer receives the reason.
 /// - Nothing is written to the destination before all ranks have agreed on the call.
 /// - However the run ends, every `bool` in the destination is 0 or 1 afterwards.
 pub fn engine_peer(data: &[u8]) {

@@ -290,7 +290,7 @@ impl Connector {
         let junk = |what| Err(Trouble::Final(ConnectError::Junk { rank, address, what }));
         match answer {
             Ok(Answer::Welcome) if heard.len() == Answer::Welcome.to_bytes().len() => {}
-            Ok(Answer::Welcome) => return junk(format!("expected a welcome, got {} bytes", heard.len())),
+            Ok(Answer::Welcome) => return junk(format!("a welcome was expected, but {} bytes came", heard.len())),
             Ok(Answer::Refused(refusal)) => return Err(Trouble::Final(ConnectError::Refused { rank, address, refusal })),
             Err(what) => return junk(what),
         }

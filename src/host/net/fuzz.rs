@@ -59,20 +59,20 @@ pub fn acceptor(data: &[u8]) {
     let mut pending = TcpStream::connect(address).expect("connected");
     // Lingering connections would exhaust the ports in a long run.
     socket2::SockRef::from(&pending).set_linger(Some(Duration::ZERO)).expect("a socket's own option");
-    pending.write_all(&data[..data.len().min(4096)]).expect("a fresh socket takes as much");
+    pending.write_all(&data[..data.len().min(4096)]).expect("a new socket has room for these bytes");
     acceptor.poll();
     let hello = Hello { channel: Channel::PointToPoint, sender: Membership { rank: 5, ..ME }, receiver: ME.rank };
     let mut peer = TcpStream::connect(address).expect("connected");
     socket2::SockRef::from(&peer).set_linger(Some(Duration::ZERO)).expect("a socket's own option");
     peer.set_read_timeout(Some(LIMIT)).expect("a socket's own option");
-    peer.write_all(&hello.to_bytes()).expect("a fresh socket takes as much");
+    peer.write_all(&hello.to_bytes()).expect("a new socket has room for these bytes");
     acceptor.poll();
     let is_theirs = Hello::decode(data) == Ok(Some(hello)) && data.get(Hello::BYTES) == Some(&CONFIRM);
     let expected = if is_theirs { None } else { Some(Answer::Welcome) };
     let mut answer = vec![0; Answer::Welcome.to_bytes().len()];
     peer.read_exact(&mut answer).expect("an answer");
     assert!(expected.is_none_or(|expected| answer == expected.to_bytes()));
-    peer.write_all(&[CONFIRM]).expect("a fresh socket takes as much");
+    peer.write_all(&[CONFIRM]).expect("a new socket has room for these bytes");
     let began = Instant::now();
     while acceptor.take(Channel::PointToPoint, 5).is_none() {
         assert!(began.elapsed() < LIMIT, "a peer was not let in");

@@ -183,7 +183,10 @@ impl Acceptor {
         self.unwatch(&pending.stream);
         if let Some(number) = self.pending.refuse() {
             let heard = quote(pending.began());
-            crate::base::event::warn!("dropped a connection from {}, which began with {heard}: {what} (number {number})", pending.from);
+            crate::base::event::warn!(
+                "dropped a connection from {}, which began with {heard}: {what} ({number} dropped so far)",
+                pending.from
+            );
         }
     }
 

@@ -24,7 +24,8 @@ const OBJECT_BYTES: usize = 150_000;
 /// The tag and the message of the correct peer.
 const RIGHT: (u64, &[u8]) = (7, b"well said");
 
-/// Checks that any bytes decode as a frame only when it is complete, and that it encodes to the same bytes again.
+/// Checks that bytes decode as a frame only if the frame is complete, and that the decoded frame encodes to the same
+/// bytes again.
 pub fn message_frames(data: &[u8]) {
     let mut rest = data;
     while let Ok(Some((frame, used))) = Frame::decode(rest) {
@@ -35,10 +36,11 @@ pub fn message_frames(data: &[u8]) {
     }
 }
 
-/// Checks any bytes from one of two peers. The first byte of `data` selects how they are split.
+/// Checks a run in which one of two peers sends any bytes. The first byte of `data` selects how the other bytes, which
+/// the peer sends, are split.
 ///
-/// - Every request with this peer ends when its link does.
-/// - What it sends is received in the same way however the bytes are split.
+/// - When the link of this peer ends, every request with this peer ends.
+/// - What this peer sends is received in the same way however the bytes are split.
 /// - The other peer's message arrives.
 /// - Every received `bool` is 0 or 1, even of a message that arrived in part.
 pub fn message_peer(data: &[u8]) {

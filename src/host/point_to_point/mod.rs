@@ -148,8 +148,8 @@ pub(crate) enum MessageError {
         /// How long the sender had tried.
         after: Duration,
     },
-    /// The receive gave up in the middle of a long message, and the receiver could not keep the message, or its next
-    /// receive could not take it.
+    /// The receive gave up in the middle of a long message. The receiver then could not keep the message, or its next
+    /// receive could not take the message.
     #[error("rank {peer} gave up receiving this message partway, and no other receive there could take it: the message is lost")]
     Abandoned {
         /// The receiver.
@@ -163,7 +163,7 @@ pub(crate) enum MessageError {
 /// What remains of a request that was given up before it ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GivenUp {
-    /// Nothing: it had ended, it had not been matched, or the whole communicator has ended.
+    /// Nothing: the request had just ended, it had not been matched, or the whole communicator has ended.
     Nothing,
     /// The message of a send, which is sent anyway.
     Sent(Envelope),

@@ -1,6 +1,6 @@
 //! Folds of `f16` with the conversion instructions that every x86 processor with 256-bit vectors has.
 
-#![expect(unsafe_code, reason = "vector loads and stores through pointers, and instructions that must be there")]
+#![expect(unsafe_code, reason = "vector loads and stores through pointers, and instructions that the processor must have")]
 
 use std::arch::x86_64::{
     _MM_FROUND_TO_NEAREST_INT, _mm_loadu_si128, _mm_storeu_si128, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_loadu_ps, _mm256_loadu_si256,

@@ -178,7 +178,11 @@ pub(super) fn scaled_at<T: Data>(level: Level, dtype: DType, scalar: f64, source
 
 /// Appends `source * scalar` to the empty `into`.
 fn scaled<T: Data, L: Numeric<Wide: Mul<Output = L::Wide>>>(level: Level, source: &[T], into: &mut Vec<T>, scalar: L::Wide) {
-    assert_eq!((size_of::<T>(), align_of::<T>()), (size_of::<L::Stored>(), align_of::<L::Stored>()), "the numeric type is the element's");
+    assert_eq!(
+        (size_of::<T>(), align_of::<T>()),
+        (size_of::<L::Stored>(), align_of::<L::Stored>()),
+        "the numeric type has the element's size and alignment"
+    );
     into.reserve(source.len());
     let room = &mut into.spare_capacity_mut()[..source.len()];
     // SAFETY: an element and its numeric type's are plain data of the same size and alignment (asserted), valid for any

@@ -98,7 +98,7 @@ impl DescriptorServer {
             }
             let Some(connection) = crate::base::event::lock(&self.spare).accept(accept) else { break };
             let _ = send(&connection, &Reason::Starved.to_reply());
-            refuse(clients, "this process has no descriptor left for it");
+            refuse(clients, "this process has no file descriptor left for the connection");
         }
         for connection in accepted {
             match check_user(connection.as_fd()) {

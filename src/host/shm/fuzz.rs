@@ -24,7 +24,7 @@ impl Exchange for Scripted<'_> {
     }
 }
 
-/// Interprets arbitrary bytes as the leader's two reports: the first says where its region can be found, the second
+/// Interprets arbitrary bytes as the leader's two reports: the first says where its region can be found, and the second
 /// gives the outcome. No rank gets anything, and each error gives the reason.
 pub fn shared_memory_file(data: &[u8]) {
     let half = data.first().map_or(0, |length| usize::from(*length)).min(data.len().saturating_sub(1));
@@ -76,9 +76,9 @@ const GUARD: u64 = 0xa5a5_a5a5_a5a5_a5a5;
 #[repr(C, align(128))]
 struct Lines([AtomicU64; 16]);
 
-/// Runs any sequence of writes and reads on both ends of a ring, each with its length, mixed with words that a faulty
-/// peer stores where cursors lie. Until the first such word, bytes come out as they went in. Each end reports
-/// impossible values, and nothing beside the ring is touched.
+/// Runs any sequence of writes and reads of any lengths on the two ends of a ring. Between them, words are stored in
+/// the places of the cursors, as by a faulty peer. Until the first such word, bytes come out as they went in. Each end
+/// reports impossible cursors, and nothing beside the ring is touched.
 pub fn shared_memory_ring(data: &[u8]) {
     let lines: Vec<Lines> = (0..2 + CURSORS_BYTES / 128 + 1).map(|_| Lines(std::array::from_fn(|_| AtomicU64::new(GUARD)))).collect();
     let ring = &lines[1..];

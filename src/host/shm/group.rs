@@ -182,7 +182,7 @@ impl Group {
         deadline: &Deadline,
     ) -> Result<Self> {
         let sharing = Sharing::connect(exchange, members, (my_global_rank, world_size), secret, true, deadline)?;
-        sharing.group.ok_or_else(|| Error::argument("connect", "shared memory is required, but is missing without an error"))
+        sharing.group.ok_or_else(|| Error::argument("connect", "shared memory is required, but it is missing, and no error says why"))
     }
 
     fn new(region: Region, members: &[usize], secret: Option<&Secret>) -> Self {

@@ -46,8 +46,8 @@ const PREFETCHED_BYTES: usize = 2048;
 #[derive(Debug)]
 pub(super) enum Peeked {
     Nothing,
-    /// Something was written since the last look. This is the head of the last write. `bytes` is the total length of all these writes.
-    /// If the length in the header is equal to `bytes`, there was only one write.
+    /// Something was written since the last look. This is the head of the last write. `bytes` is the total length of
+    /// all writes since the last look. If the length in the header is equal to `bytes`, there was only one write.
     Frame(Head),
     /// Something else.
     Other,

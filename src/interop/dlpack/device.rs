@@ -103,8 +103,9 @@ impl Tensor {
     ///
     /// - The tensor's library must have ordered its own work on the tensor before all work that is queued on `stream`
     ///   after this call. In Python, `__dlpack__(stream=…)` establishes this order.
-    /// - If the library uses the memory again, after a call or after the deleter has run, that use must come after all
-    ///   work that was queued on `stream` before it. To ensure this, pass the stream that the library itself works on.
+    /// - After a call has returned, or after the deleter has run, the library may use the memory again. It must order
+    ///   this use after all work that is already queued on `stream` at that time. To ensure this order, pass the stream
+    ///   that the library itself works on.
     /// - The memory must be initialised. Truth values must be 0 or 1.
     pub unsafe fn on_device<'a, T: Element, S: AsStream + ?Sized>(&'a self, stream: &'a S) -> Result<DeviceTensor<'a, T>> {
         let at = Place::of::<T>(self, stream)?;

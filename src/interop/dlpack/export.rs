@@ -143,7 +143,8 @@ impl<B: BufferMut<Element: Element>> Keeper<B> {
             return Err(refused(format!("the buffer has {length} elements, but the shape {shape:?} has a different number")));
         }
         // No length is larger than the number of elements, unless there are none: then a length may be any number.
-        let signed = |length: usize| i64::try_from(length).map_err(|_| refused(format!("the shape {shape:?} has a length beyond 2^63")));
+        let signed =
+            |length: usize| i64::try_from(length).map_err(|_| refused(format!("the shape {shape:?} has a length of 2^63 or more")));
         let mut strides = vec![1_i64; shape.len()];
         for dimension in (1..shape.len()).rev() {
             strides[dimension - 1] = strides[dimension].saturating_mul(signed(shape[dimension])?);

@@ -59,8 +59,8 @@ impl Tensor {
     /// - The tensor's memory must stay valid.
     /// - No other code may write to the memory, or read data that is written through this value.
     /// - Any thread must be able to call the tensor's deleter.
-    /// - Truth values must be 0 or 1. This crate checks truth values only when it makes a slice. After that, they must
-    ///   not change.
+    /// - Truth values must be 0 or 1. This crate checks them only when it makes a slice. After this check, no other
+    ///   code may change them.
     pub unsafe fn from_versioned(managed: *mut DLManagedTensorVersioned) -> Result<Self> {
         let managed = NonNull::new(managed).ok_or_else(|| refused("the pointer is null"))?;
         if !managed.is_aligned() {

@@ -97,7 +97,7 @@ pub struct DLDataType {
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct DLTensor {
-    /// The address that `byte_offset` counts from.
+    /// The address to which `byte_offset` is added.
     pub data: *mut c_void,
     /// The device that it is on.
     pub device: DLDevice,
@@ -109,7 +109,7 @@ pub struct DLTensor {
     pub shape: *mut i64,
     /// `ndim` steps in elements; null means row-major order.
     pub strides: *mut i64,
-    /// The offset of its first element from `data`, in bytes.
+    /// The distance from `data` to the first element, in bytes.
     pub byte_offset: u64,
 }
 

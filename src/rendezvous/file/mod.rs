@@ -31,12 +31,13 @@ const CLOSED: &[u8] = b"cleanup/";
 /// The file is a log, to which every change is appended under a lock (`flock`). So the file system must support such
 /// locks. A wait polls the file, with pauses of up to 20 ms.
 ///
-/// If a world size is given, the file is removed when the last of that many stores is dropped. A run that crashes
-/// leaves its file behind. Remove this file before the next run with the same path, or use a new path for each run.
+/// If a world size is given, the file is removed when the last of that many stores is dropped. A store and its clones
+/// are one store in this respect. A run that crashes leaves its file behind. Remove this file before the next run with
+/// the same path, or use a new path for each run.
 ///
 /// There are no queues. For queues, use a [`TcpStore`](crate::store::TcpStore) or a
-/// [`MemoryStore`](crate::store::MemoryStore). [`num_keys`](Store::num_keys) also counts keys of the store itself,
-/// which show when to remove the file. Clones count as one store.
+/// [`MemoryStore`](crate::store::MemoryStore). [`num_keys`](Store::num_keys) also counts the store's own keys, in which
+/// it records how many stores are open.
 ///
 /// # Examples
 ///
@@ -80,8 +81,8 @@ impl FileStore {
     ///
     /// # Errors
     ///
-    /// - [`Error::Config`]: an earlier run left the file behind. The sign of this is that more than `world_size` stores
-    ///   have been opened on it, or that some of them have been closed.
+    /// - [`Error::Config`]: an earlier run left the file behind. The store concludes this if a store on the file has
+    ///   already been closed, or if more than `world_size` stores are open on it.
     /// - [`Error::Protocol`]: the file is not a store.
     /// - [`Error::Io`], [`Error::Timeout`]: the file cannot be opened or locked.
     pub fn open(path: impl Into<PathBuf>, world_size: Option<usize>, timeout: Duration) -> Result<Self> {
@@ -94,8 +95,8 @@ impl FileStore {
             let closed = own_counter(&log, CLOSED, &path)?;
             if closed > 0 || usize::try_from(opened).is_ok_and(|opened| opened > size) {
                 let reason = format!(
-                    "an earlier run left this file behind ({opened} of at most {size} stores have been opened on it, and {closed} \
-                     of them have been closed); remove it, or use a new path for each run"
+                    "an earlier run left this file behind ({opened} stores are open on it, but at most {size} are expected, and {closed} \
+                     have been closed); remove it, or use a new path for each run"
                 );
                 return Err(Error::config(format!("store file {path:?}"), reason));
             }

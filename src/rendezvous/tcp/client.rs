@@ -135,8 +135,9 @@ impl TcpStore {
     }
 
     /// Counts this process among the store's workers, as PyTorch does. A Python rank that serves the store waits for
-    /// all workers before it continues, unless it was started with `wait_for_workers=False`. In a job that includes
-    /// Python ranks, call this once in each process. A communicator calls it by itself.
+    /// all workers before it continues, unless it created the store with `wait_for_workers=False`. In a job that
+    /// includes Python ranks, each process must make this call once. A communicator makes it on a store that it opens
+    /// itself, but not on a store that is passed to [`Builder::with_store`](crate::Builder::with_store).
     ///
     /// # Errors
     ///

@@ -108,7 +108,7 @@ pub(super) fn parse(json: &[u8]) -> Result<Contents, String> {
     let Index { step, world_size, metadata, files, tensors, .. } = serde_json::from_slice(json).map_err(failed)?;
     let mut keys = BTreeSet::new();
     if let Some(twice) = tensors.values().flat_map(|tensor| &tensor.pieces).find(|piece| !keys.insert((piece.file, &piece.key))) {
-        return Err(format!("{:?} of file number {} is listed as a part twice", twice.key, twice.file));
+        return Err(format!("part {:?} of file number {} (from 0) is listed twice", twice.key, twice.file));
     }
     let count = files.len();
     let files = files.into_iter().map(file).collect::<Result<_, _>>()?;
@@ -129,7 +129,7 @@ fn file(written: WrittenFile) -> Result<FileEntry, String> {
 fn tensor(written: WrittenTensor, files: usize) -> Result<Tensor, String> {
     let dtype = header::dtype(&written.dtype).map_err(|name| format!("the element type {name:?} is not known"))?;
     if let Some(piece) = written.pieces.iter().find(|piece| piece.file >= files) {
-        return Err(format!("part {:?} is in file number {}, but there are {files} files", piece.key, piece.file));
+        return Err(format!("part {:?} is in file number {} (from 0), but the index lists {files} files", piece.key, piece.file));
     }
     let parts = written.pieces.into_iter().map(|WrittenPiece { file, key, piece }| (piece, file, key)).collect();
     Tensor::of_parts(Ok(dtype), written.shape, parts)

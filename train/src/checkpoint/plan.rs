@@ -206,7 +206,7 @@ fn merged(all: &[Declaration]) -> Result<BTreeMap<String, String>, String> {
         for (key, value) in &declaration.metadata {
             let (first, known) = merged.entry(key.clone()).or_insert_with(|| (rank, value.clone()));
             if known != value {
-                return Err(format!("metadata {key:?}: rank {first} has {known:?}, rank {rank} has {value:?}"));
+                return Err(format!("metadata {key:?}: rank {first} has {known:?}, but rank {rank} has {value:?}"));
             }
         }
     }
@@ -265,6 +265,6 @@ mod tests {
         let mut contradicting = ranks(vec![vec![], vec![]]);
         contradicting[0].metadata.insert("epoch".to_owned(), "1".to_owned());
         contradicting[1].metadata.insert("epoch".to_owned(), "2".to_owned());
-        assert!(plan(&contradicting, 7).unwrap_err().contains("metadata \"epoch\": rank 0 has \"1\", rank 1 has \"2\""));
+        assert!(plan(&contradicting, 7).unwrap_err().contains("metadata \"epoch\": rank 0 has \"1\", but rank 1 has \"2\""));
     }
 }

@@ -46,7 +46,7 @@ use collectives::{Error, Result};
 /// A background save is all or nothing, like a [`commit`](Writer::commit). If the program ends before the save is done,
 /// the previous checkpoint remains the latest. At the end of a program, call [`wait`](Self::wait).
 ///
-/// The thread makes its collectives on a communicator of the saver. So these calls have no order relative to the calls
+/// The thread makes its collectives on the saver's own communicator. So these calls have no order relative to the calls
 /// of the training, and a failure of a save does not end the training's communicator.
 ///
 /// Only one save at a time may write to a folder. While a background save runs, do not `commit` to the same folder, and
@@ -106,7 +106,7 @@ impl Saver {
     ///   together are not whole tensors.
     /// - `InvalidArgument` if the communicator of `writer` does not have the saver's ranks.
     /// - `Mismatch` if ranks pass different steps, or use different savers, or if another rank calls `commit`.
-    /// - `Io` if the system starts no thread.
+    /// - `Io` if the system refuses to start a thread.
     /// - The errors common to all collectives.
     ///
     /// [`wait`](Self::wait) or the next call of `save` returns the errors of the background work:
@@ -141,8 +141,8 @@ impl Saver {
     }
 
     /// Waits until the last save is done, and returns the checkpoint's path. Returns `None` if no save was begun, or if
-    /// an earlier call of `wait` or [`save`](Self::save) has waited for it. Local, but the save is done only when all
-    /// ranks have written their files.
+    /// an earlier call of `wait` or [`save`](Self::save) has already waited for the last save. Local, but the save is
+    /// done only when all ranks have written their files.
     ///
     /// # Errors
     ///

@@ -73,7 +73,7 @@ impl<'a> Writer<'a> {
         Self { comm, directory, declaration, values: Vec::new(), reserved: BTreeSet::new(), keep: None, mistake: None }
     }
 
-    /// Returns the communicator whose ranks save.
+    /// Returns the communicator whose ranks save the checkpoint.
     #[must_use]
     pub fn communicator(&self) -> &'a Communicator {
         self.comm
@@ -193,9 +193,8 @@ impl<'a> Writer<'a> {
     }
 
     /// Makes [`commit`](Self::commit) fail on every rank, with this error on this rank. If this method is called
-    /// several times, the first error counts. Use this method in code that adds the tensors of another crate, and that
-    /// finds a tensor which it cannot add. If this code returned an error instead, the other ranks would wait in
-    /// `commit`.
+    /// several times, the first error counts. Code that adds the tensors of another crate can call this method for a
+    /// tensor that it cannot add. If this code returned an error instead, the other ranks would wait in `commit`.
     pub fn refuse(&mut self, mistake: Error) {
         self.mistake.get_or_insert(mistake);
     }

@@ -330,7 +330,7 @@ impl FullySharded {
     /// Other errors:
     ///
     /// - `Poisoned` after a step that failed.
-    /// - The errors of a gather of this unit that still runs.
+    /// - If a gather of this unit still runs, the errors of that gather.
     /// - On a device, also `Cuda` if the driver fails.
     pub fn load<B>(&mut self, unit: usize, parameter: usize, values: &B) -> Result<()>
     where
@@ -380,11 +380,11 @@ impl FullySharded {
     pub fn device_shard<T: Float>(&self, unit: usize) -> Result<cudarc::driver::CudaView<'_, T>> {
         let share = typed::<T>(&*self.known("device_shard", unit)?.share)?;
         let len = share.memory().len();
-        share.device_view(0..len).ok_or_else(|| Error::argument("device_shard", "the share is in host memory: use `shard`"))
+        share.device_view(0..len).ok_or_else(|| Error::argument("device_shard", "the shard is in host memory: use `shard`"))
     }
 
-    /// Restores this rank's shard of a unit's parameters from `values`. These must be values that
-    /// [`shard`](Self::shard) returned on the same rank, with the same world size.
+    /// Restores this rank's shard of a unit's parameters from `values`. These must be the values of this same shard,
+    /// for example values that [`shard`](Self::shard) returned on the same rank with the same world size.
     ///
     /// # Errors
     ///
@@ -400,7 +400,7 @@ impl FullySharded {
     /// Other errors:
     ///
     /// - `Poisoned` after a step that failed.
-    /// - The errors of a gather of this unit that still runs.
+    /// - If a gather of this unit still runs, the errors of that gather.
     /// - On a device, also `Cuda` if the driver fails.
     pub fn load_shard<B>(&mut self, unit: usize, values: &B) -> Result<()>
     where
@@ -408,7 +408,7 @@ impl FullySharded {
     {
         let (state, memory) = (self.idle("load_shard", unit)?, values.memory());
         let wanted = (state.layout.dtype, Some(state.own.len()));
-        check_fit::<B::Element>("load_shard", format_args!("the share of {state}"), wanted, memory.len())?;
+        check_fit::<B::Element>("load_shard", format_args!("the shard of {state}"), wanted, memory.len())?;
         self.place.check_reach(&memory)?;
         self.go_on(|model| model.forget(unit))?;
         let state = &mut self.units[unit];

@@ -300,7 +300,7 @@ fn the_rank_the_value_and_the_place_of_nan_and_infinity_are_named() {
         let mut gradient = [bf16::ONE; 77];
         gradient[70] = bf16::NEG_INFINITY;
         let text = refused(wiring, 4, |comm| check_finite(comm, "gradient", &gradient[..comm.rank() * 25]));
-        assert_words(&text, &["element 70 of 75 of \"gradient\" is -inf on rank 3"]);
+        assert_words(&text, &["element 70 (from 0) of the 75 elements of \"gradient\" is -inf on rank 3"]);
         let text = refused(wiring, 4, |comm| check_finite(comm, "loss", &[1.0 / (comm.rank() % 2) as f64]));
         assert_words(&text, &["\"loss\" is inf on rank 0", "values are not finite on these ranks either: 2;"]);
     }

@@ -319,7 +319,7 @@ fn a_hook_that_gives_a_buffer_of_another_length_back_ends_the_steps() {
     let flats = Arc::default();
     model.set_hooks::<f32>(|_| Ok(Box::new(Exchanged(Arc::clone(&flats))))).unwrap();
     let error = model.average(&mut [vec![1.0_f32; 10], vec![1.0; 5]]).unwrap_err().to_string();
-    assert!(error.contains("the hook of bucket 0, of 5 elements, returned a buffer of 10"), "{error}");
+    assert!(error.contains("bucket 0 has 5 elements, but its hook returned a buffer of 10 elements"), "{error}");
     assert!(model.finish().unwrap_err().is_poisoned());
 }
 
