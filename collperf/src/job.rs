@@ -58,11 +58,6 @@ impl Flags {
         self.is_one_rank || self.ranks.is_some() || launcher().is_some()
     }
 
-    /// Returns the name of the transport.
-    pub(crate) fn transport(&self) -> &'static str {
-        self.transport.name()
-    }
-
     /// Returns how late a rank may be.
     pub(crate) fn timeout(&self) -> Duration {
         Duration::from_secs(self.timeout)
