@@ -87,8 +87,8 @@ pub fn reduce_scatter<const D: usize, K: Basic>(
     moved("reduce_scatter", tensor, dimension, &Move::ReduceScatter(comm, op), part)
 }
 
-/// Sends the n-th part along a dimension to rank n, and returns the parts that all ranks sent to this rank, in rank
-/// order.
+/// Divides the tensor along a dimension into one equal part for each rank, in rank order. Sends each part to its rank,
+/// and returns the parts that this rank receives, concatenated in rank order.
 ///
 /// # Errors
 ///
@@ -99,7 +99,7 @@ pub fn all_to_all<const D: usize, K: Basic>(comm: &Communicator, tensor: Tensor<
 
 fn split(what: &str, side: usize, comm: &Communicator) -> Result<()> {
     let ranks = comm.world_size();
-    let reason = || format!("{side} cannot be split between {ranks} ranks");
+    let reason = || format!("a dimension of length {side} cannot be split equally between {ranks} ranks");
     if side.is_multiple_of(ranks) { Ok(()) } else { Err(Error::shape(what, reason())) }
 }
 
@@ -124,7 +124,9 @@ fn moved<const D: usize, K: Basic>(
     side: impl Fn(usize) -> Result<usize>,
 ) -> Result<Tensor<D, K>> {
     if dimension >= D {
-        return Err(Error::shape(what, format!("there is no dimension {dimension} in {:?}", tensor.dims())));
+        let shape = tensor.dims();
+        let reason = format!("a tensor of shape {shape:?} has no dimension {dimension}: dimensions are numbered from 0");
+        return Err(Error::shape(what, reason));
     }
     let device = tensor.device();
     let first = if dimension == 0 { tensor } else { tensor.swap_dims(0, dimension) };

@@ -52,8 +52,8 @@ use crate::parameters::Path;
 /// Adds all parameters of a module to a checkpoint: floats, integers and truth values, with a gradient or without.
 ///
 /// The name of a tensor consists of `prefix`, a dot, and the path of the parameter in the module. With an empty prefix,
-/// the name is the path. A parameter has the same form as in burn's own records. The metadata of the checkpoint contain
-/// the parameters' ids, which a saved optimiser refers to.
+/// the name is the path. A parameter has the same form as in burn's own records. The metadata of the checkpoint
+/// contains the ids of the parameters. A saved optimiser refers to parameters by these ids.
 ///
 /// Every rank must have the same module with the same values. One rank writes a parameter, and no rank compares the
 /// values. During the [`commit`](Writer::commit), or when the writer is passed to a `Saver`, a rank copies to the host
@@ -74,13 +74,13 @@ pub fn write_module<M: Module>(writer: &mut Writer<'_>, prefix: &str, module: &M
 }
 
 /// Reads all parameters of a module from a checkpoint to which [`write_module`] added them with the same prefix, and
-/// returns the module. The number of ranks may differ from the number that saved. A parameter gets the id that it had
-/// on rank 0 when it was saved. Other tensors of the checkpoint are ignored. Local.
+/// returns the module. The number of ranks may differ from the number of ranks that saved the checkpoint. A parameter
+/// gets the id that it had on rank 0 when it was saved. Other tensors of the checkpoint are ignored. Local.
 ///
 /// # Errors
 ///
-/// Fails if the checkpoint has no tensor of a parameter's name, type and shape, or if a file cannot be read. The error
-/// names the parameter. The module is lost then: clone it first if you need it.
+/// Fails if the checkpoint has no tensor with a parameter's name, type and shape, or if a file cannot be read. The
+/// error names the parameter. An error consumes the module, so pass a clone if you still need it.
 pub fn read_module<M: Module>(checkpoint: &Checkpoint, prefix: &str, module: M) -> Result<M> {
     let ids = checkpoint.metadata().get(&ids_key(prefix)).map(|ids| parse(ids)).unwrap_or_default();
     let mut reading = Reading { checkpoint, prefix, ids, path: Path::default(), outcome: Ok(()) };

@@ -81,14 +81,14 @@ use crate::units::{Collect, Fill, Take, burn_type, own_gradient, shard, write_ba
 /// configuration sets, so clip with [`step_with`](Self::step_with) instead.
 ///
 /// **Order.** Every rank must make the same calls for the same units in the same order. If a call fails on one rank
-/// only, for example because `compute` panics, the other ranks wait for this rank until it closes its communicator, or
-/// until the timeout.
+/// only, for example because `compute` panics, the other ranks wait for the failing rank until it closes its
+/// communicator, or until the timeout.
 ///
 /// **Memory.** While [`new`](Self::new) runs, each rank has the whole module. Later, for N parameters of m bytes on n
 /// ranks, each rank keeps 3·m·N/n bytes between two steps: the shards, a copy of them for the optimiser, and their
-/// gradients. Add the optimiser's state, which is 2·m·N/n for Adam. [`step`](Self::step) copies the gradients once
-/// more. While a unit computes, add up to six times its size. Values are copied from host memory to the module's device
-/// and back.
+/// gradients. Add the optimiser's state, which is 2·m·N/n for Adam. During [`step`](Self::step), add another copy of
+/// the gradients. While a unit computes, a rank needs at most six times the unit's size in addition. Values are copied
+/// from host memory to the module's device and back.
 #[doc(alias("FullyShardedDataParallel", "fully_shard", "FSDP", "ZeRO"))]
 pub struct FullySharded {
     model: Shards,
@@ -142,9 +142,10 @@ impl FullySharded {
         Ok((Self { model, units, types, shards, device, last: None, passed, has_failed: false }, module))
     }
 
-    /// Returns a part of the module with the whole parameters of a unit, for example to save it. `part` is a part of the
-    /// module that [`new`](Self::new) returned. Its parameters of other units stay empty. Drop the result to release
-    /// the parameters. With [`FullyShardedOptions::gather_type`], the parameters have that type. Collective.
+    /// Returns a part of the module with the whole parameters of a unit, for example to save it. `part` is a part of
+    /// the module that [`new`](Self::new) returned. If `part` also has parameters of other units, they stay empty in
+    /// the result. Drop the result to release the parameters. With [`FullyShardedOptions::gather_type`], the parameters
+    /// have that type. Collective.
     ///
     /// # Errors
     ///
@@ -160,9 +161,10 @@ impl FullySharded {
     }
 
     /// Runs a unit on an input: gathers its parameters, calls `compute`, and releases the parameters. Starts to gather
-    /// the next unit meanwhile. Returns the output as the beginning of a new graph, which has a gradient. Collective.
+    /// the next unit meanwhile. Returns the output as the beginning of a new graph, in which the output has a gradient.
+    /// Collective.
     ///
-    /// `part` is a part of the module that [`new`](Self::new) returned. It contains the parameters of the unit.
+    /// `part` is a part of the module that [`new`](Self::new) returned, and contains the parameters of the unit.
     ///
     /// # Errors
     ///
@@ -188,7 +190,7 @@ impl FullySharded {
     /// as zeros. Collective.
     ///
     /// If the unit has no input of floats, for example an embedding, let `compute` capture the ids, and pass any tensor
-    /// as `input`. Its gradient is then zeros.
+    /// as `input`. The returned gradient is then zeros.
     ///
     /// # Errors
     ///
@@ -208,7 +210,7 @@ impl FullySharded {
         let input = input.inner().autodiff().require_grad();
         let output = compute(&whole, input.clone());
         if output.dims() != slope.dims() {
-            return Err(Error::shape(CALL, format!("the slope has shape {:?}, and the output has {:?}", slope.dims(), output.dims())));
+            return Err(Error::shape(CALL, format!("the slope has shape {:?}, but the output has shape {:?}", slope.dims(), output.dims())));
         }
         if !output.is_tracked() {
             return Err(Error::shape(CALL, "the output depends neither on a parameter nor on the input"));
@@ -307,7 +309,7 @@ impl FullySharded {
     }
 
     fn check(&self, call: &'static str) -> Result<()> {
-        let reason = "a step of this sharded model failed, so its shards may not fit together";
+        let reason = "a step of this sharded model failed, so the ranks' shards may be from different steps";
         if self.has_failed { Err(collectives::Error::argument(call, reason).into()) } else { Ok(()) }
     }
 }
@@ -356,7 +358,7 @@ fn agree(comm: &Communicator, own: Option<bool>) -> Result<()> {
             skipped - 1,
             done - 1
         ),
-        [.., rank] => format!("the step failed on rank {}; its error says why", rank - 1),
+        [.., rank] => format!("the step failed on rank {}; the error of that rank says why", rank - 1),
     };
     Err(collectives::Error::argument("FullySharded::step", reason).into())
 }

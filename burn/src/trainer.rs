@@ -10,9 +10,9 @@ use crate::calls::all_reduce;
 use crate::data_parallel::DataParallel;
 use crate::error::{Error, Result};
 
-/// Trains a module; each rank processes a share of every batch. Assume that all shares have the same number of samples
-/// and that the loss is a mean over samples. Then training has the same result as one process that trains on the whole
-/// batch, except for rounding.
+/// Trains a module; each rank processes a share of every batch. If all shares have the same number of samples, and the
+/// loss is a mean over samples, training has the same result as in one process that trains on the whole batch, except
+/// for rounding.
 ///
 /// ```
 /// use burn::nn::{LinearConfig, loss::{MseLoss, Reduction}};
@@ -72,9 +72,9 @@ impl Trainer {
         Ok((Self { comm: comm.clone(), parallel, optimizer, clip_norm: None, loss_scaler: None }, module))
     }
 
-    /// Sets the largest norm of all gradients together. Later steps scale larger gradients down to this norm, after the
-    /// average. burn's own gradient clipping, in the configuration of an optimiser, clips each parameter separately.
-    /// Every rank must set the same limit. Makes no collective call.
+    /// Sets a limit for the norm of all gradients together. Later steps scale the averaged gradients down to this limit
+    /// if their norm is larger. burn's own gradient clipping, in the configuration of an optimiser, clips each
+    /// parameter separately. Every rank must set the same limit. Makes no collective call.
     ///
     /// # Errors
     ///
@@ -88,20 +88,21 @@ impl Trainer {
         Ok(())
     }
 
-    /// Sets a loss scaler, for parameters of `f16`. Later steps multiply the loss by its scale before the backward pass,
-    /// and divide the mean gradients by the scale. If a gradient of any rank is infinite or NaN, all ranks skip the
-    /// optimiser, and the scale falls. Every rank must set a scaler with the same state. Makes no collective call.
+    /// Sets a loss scaler, for parameters of `f16`. Later steps multiply the loss by the scaler's scale before the
+    /// backward pass, and divide the mean gradients by the scale. If a gradient of any rank is infinite or NaN, all
+    /// ranks skip the optimiser, and the scale falls. Every rank must set a scaler with the same state. Makes no
+    /// collective call.
     pub fn set_loss_scaler(&mut self, scaler: LossScaler) {
         self.loss_scaler = Some(scaler);
     }
 
-    /// Returns the loss scaler, for its scale, or for a checkpoint.
+    /// Returns the loss scaler, for example to read its scale, or to save its state in a checkpoint.
     pub fn loss_scaler(&self) -> Option<&LossScaler> {
         self.loss_scaler.as_ref()
     }
 
-    /// Runs a backward pass, and adds its gradients to those of the next [`step`](Self::step). Makes no call to other
-    /// ranks. Gradients are summed over the passes. For a mean over passes, divide each loss by the number of passes.
+    /// Runs a backward pass, and adds its gradients to those of the next [`step`](Self::step). Makes no collective
+    /// call. Gradients are summed over the passes. For a mean over passes, divide each loss by the number of passes.
     ///
     /// ```
     /// use burn::nn::LinearConfig;
@@ -167,7 +168,8 @@ impl Trainer {
         Ok((if takes_step { optimizer.step(learning_rate, module, gradients) } else { module }, mean))
     }
 
-    /// Returns the averaging of the gradients, to set hooks that compress them ([`DataParallel::set_hooks`]).
+    /// Returns the [`DataParallel`] that averages the gradients, for example to set hooks that compress them
+    /// ([`DataParallel::set_hooks`]).
     pub fn data_parallel_mut(&mut self) -> &mut DataParallel {
         &mut self.parallel
     }

@@ -134,8 +134,8 @@ fn what_cannot_be_is_an_error_and_the_next_call_works() {
     });
     for (errors, next, different) in found {
         let words = errors.each_ref().map(ToString::to_string);
-        assert!(words[0].contains("3 cannot be split between 2 ranks") && words[1].contains("5 cannot be split"), "{words:?}");
-        assert!(words[2].contains("no dimension 2 in [3, 5]") && matches!(errors[3], Error::Type { .. }), "{words:?}");
+        assert!(words[0].contains("3 cannot be split equally between 2 ranks") && words[1].contains("5 cannot be split"), "{words:?}");
+        assert!(words[2].contains("[3, 5] has no dimension 2") && matches!(errors[3], Error::Type { .. }), "{words:?}");
         assert!(matches!(errors[4], Error::Collective(_)), "{words:?}");
         assert_eq!(next, [2.0; 15]);
         assert!(different.contains("count 15") && different.contains("count 18"), "{different}");

@@ -76,8 +76,8 @@ pub fn write_variables(writer: &mut Writer<'_>, variables: &VarMap, split: impl 
 }
 
 /// Adds this rank's piece of a tensor to a checkpoint. `shape` is the shape of the whole tensor. The tensor must have
-/// the shape of the piece. If the piece is a range of a dimension, this dimension is as long as the range, and the
-/// other dimensions are as in `shape`. A flat range needs a tensor of one dimension.
+/// the shape of the piece. If the piece is a range of a dimension, this dimension of the tensor is as long as the
+/// range, and the other dimensions are as in `shape`. If the piece is a flat range, the tensor has one dimension.
 ///
 /// The values are read later, and the call returns no error, as for [`write_variables`].
 pub fn write_tensor(writer: &mut Writer<'_>, name: &str, shape: &[usize], piece: Piece, tensor: &Tensor) {
@@ -104,8 +104,8 @@ pub fn write_tensor(writer: &mut Writer<'_>, name: &str, shape: &[usize], piece:
 }
 
 /// Reads all variables of a map from a checkpoint. `split` returns the shape and this rank's piece of a variable that
-/// is split over the ranks, as for [`write_variables`]. The number of ranks may differ from the number that saved.
-/// Other tensors of the checkpoint are ignored. Local.
+/// is split over the ranks, as for [`write_variables`]. The number of ranks may differ from the number of ranks that
+/// saved the checkpoint. Other tensors of the checkpoint are ignored. Local.
 ///
 /// # Errors
 ///
@@ -195,5 +195,5 @@ fn unreadable(name: &str, error: &candle_core::Error) -> Error {
 }
 
 fn unsupported(name: &str, dtype: &str) -> Error {
-    Error::unsupported(format!("tensor {name:?} of type {dtype}"), "candle and collectives do not both have this element type")
+    Error::unsupported(format!("tensor {name:?} of type {dtype}"), "candle or collectives does not have this element type")
 }

@@ -109,8 +109,8 @@ impl ColumnParallelLinear {
     /// returns queries, keys and values separately.
     ///
     /// Keys and values may have fewer heads than queries. If there are more ranks than heads of keys and values,
-    /// several ranks have the same head. The queries of all these ranks use this head. [`AttentionHeads::of_rank`]
-    /// returns how many heads a rank has.
+    /// several ranks have a copy of the same head, and the queries of all these ranks use it.
+    /// [`AttentionHeads::of_rank`] returns how many heads a rank has.
     ///
     /// # Errors
     ///
@@ -235,8 +235,8 @@ impl<M: Module> ColumnParallelLinear<M> {
     ///
     /// # Errors
     ///
-    /// Fails if the rank's number or the world size differs from the layer's own communicator. Also fails if
-    /// [`all_gather`], the inner layer or candle fails.
+    /// Fails if this rank's number or the world size in `comm` differs from that in the layer's own communicator. Also
+    /// fails if [`all_gather`], the inner layer or candle fails.
     pub fn forward_parts_on(&self, comm: &Communicator, input: &Tensor) -> Result<Vec<Tensor>> {
         expect_same_part(&self.comm, comm)?;
         let input = match self.sequence {

@@ -55,7 +55,7 @@ impl VocabParallelEmbedding {
         Self::new(comm, weight)
     }
 
-    /// Gives each rank its part of the output along a dimension, as a
+    /// Makes the layer return only this rank's part of the output along a dimension, as a
     /// [sequence-parallel](crate::RowParallelLinear::sequence_parallel) layer does. A [`reduce_scatter`] in the forward
     /// pass and an [`all_gather`](crate::all_gather) in the backward pass replace the all-reduce of the forward pass.
     /// Every rank must still pass all ids.
@@ -75,8 +75,8 @@ impl VocabParallelEmbedding {
     ///
     /// # Errors
     ///
-    /// Fails if the rank's number or the world size differs from the layer's own communicator, if an id is outside the
-    /// vocabulary, or if [`Communicator::all_reduce`] or candle fails.
+    /// Fails if this rank's number or the world size in `comm` differs from that in the layer's own communicator, if an
+    /// id is outside the vocabulary, or if [`Communicator::all_reduce`] or candle fails.
     pub fn forward_on(&self, comm: &Communicator, ids: &Tensor) -> Result<Tensor> {
         expect_same_part(&self.comm, comm)?;
         let (rows, width) = self.weight.dims2()?;
@@ -107,7 +107,7 @@ pub(crate) fn own_ids(comm: &Communicator, ids: &Tensor, rows: usize) -> Result<
         let flat = ids.flatten_all()?;
         let (least, most) = (flat.min(0)?.to_scalar::<i64>()?, flat.max(0)?.to_scalar::<i64>()?);
         if least < 0 || most >= vocabulary as i64 {
-            candle_core::bail!("the ids range from {least} to {most}, but the vocabulary has {vocabulary} entries");
+            candle_core::bail!("the ids range from {least} to {most}, but the vocabulary has {vocabulary} entries, numbered from 0");
         }
     }
     let first = (comm.rank() * rows) as i64;

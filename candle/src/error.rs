@@ -15,9 +15,9 @@ pub(crate) fn failed(error: collectives::Error) -> Error {
 /// program can tell a lost peer from a wrong shape. Also finds the cause if a context, a path or a backtrace was added
 /// to the error.
 ///
-/// The cause is found in errors of this crate. In errors of your own calls, the cause is found if you convert the error
-/// with [`std::io::Error::other`] or add a context with `candle_core::Context`. But `candle_core::Error::wrap` keeps
-/// only the text.
+/// The cause is found in errors that functions of this crate return. If your own code gets an error of a collective,
+/// convert it with [`std::io::Error::other`], or add a context with `candle_core::Context`, so that the cause is found.
+/// `candle_core::Error::wrap` keeps only the text, so the cause is not found.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};

@@ -67,7 +67,7 @@ impl<M: Module> ExpertParallel<M> {
     ///
     /// # Errors
     ///
-    /// Fails if no rank has an expert, if the ranks have more than a million experts, or if
+    /// Fails if no rank has an expert, if the ranks together have more than 1,048,576 experts, or if
     /// [`Communicator::all_gather`] fails.
     pub fn new(comm: &Communicator, experts: Vec<M>) -> Result<Self> {
         let mut held = vec![0_u64; comm.world_size()];
@@ -81,9 +81,10 @@ impl<M: Module> ExpertParallel<M> {
         Ok(Self { comm: comm.clone(), experts, held, capacity: None })
     }
 
-    /// Limits how many rows each expert takes in one pass, over the tokens of all ranks. The expert takes the first
-    /// rows, in rank order, and the rows of one rank in the order of the tokens. A choice that is dropped adds nothing
-    /// to its token's result. Every rank must set the same capacity.
+    /// Limits how many rows of all ranks together each expert takes in one pass. Each choice of an expert for a token
+    /// is one row. Each expert takes rows in rank order, and the rows of one rank in the order of its tokens. It drops
+    /// the rows beyond the limit: they add nothing to the results of their tokens. Every rank must set the same
+    /// capacity.
     #[must_use]
     pub fn capacity(mut self, rows: usize) -> Self {
         self.capacity = Some(rows);
@@ -104,7 +105,8 @@ impl<M: Module> ExpertParallel<M> {
     ///
     /// In the following cases, every rank gets an error, and no tokens are exchanged:
     ///
-    /// - On a rank, the shapes or types do not fit, or an id is not the number of an expert.
+    /// - On a rank, the arguments do not have the shapes and types described above, or an id is not the number of an
+    ///   expert.
     /// - The ranks' tokens differ in type, in width, or in whether they are tracked.
     /// - The ranks' capacities differ.
     ///
@@ -193,7 +195,7 @@ fn choices(experts: usize, tokens: &Tensor, ids: &Tensor, weights: &Tensor) -> R
     code_of(tokens.dtype())?;
     if rows != count || each == 0 {
         candle_core::bail!(
-            "{count} tokens need ids of shape [{count}, choices], with at least one choice, but the ids have {:?}",
+            "{count} tokens need ids of shape [{count}, choices], with at least one choice, but the ids have shape {:?}",
             ids.shape()
         );
     }
@@ -214,7 +216,7 @@ fn choices(experts: usize, tokens: &Tensor, ids: &Tensor, weights: &Tensor) -> R
     }
     let id = |(at, id): (usize, i64)| match usize::try_from(id) {
         Ok(id) if id < experts => Ok(id),
-        _ => candle_core::bail!("token {} has chosen expert {id}, but the experts are 0 to {}", at / each, experts - 1),
+        _ => candle_core::bail!("token {} (from 0) has chosen expert {id}, but the experts are numbered 0 to {}", at / each, experts - 1),
     };
     ids.to_dtype(DType::I64)?.flatten_all()?.to_vec1()?.into_iter().enumerate().map(id).collect()
 }
@@ -262,7 +264,7 @@ fn agree(
 /// Describes what must be equal on all ranks.
 fn describe(terms: &[u64]) -> String {
     let tracked = if terms[3] == 0 { "not tracked for gradients" } else { "tracked for gradients" };
-    let capacity = terms[4].checked_sub(1).map_or("no capacity".to_owned(), |capacity| format!("a capacity of {capacity}"));
+    let capacity = terms[4].checked_sub(1).map_or("no capacity limit".to_owned(), |capacity| format!("a capacity of {capacity}"));
     let dtype = TYPES.get(terms[1] as usize).map_or("unknown", DType::as_str);
     format!("tokens of type {dtype} and width {}, {tracked}, with {capacity}", terms[2])
 }

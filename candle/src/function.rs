@@ -38,7 +38,7 @@ impl Function {
             return tensor.contiguous()?.apply_op1(self);
         }
         if dimension >= tensor.rank() {
-            candle_core::bail!("there is no dimension {dimension} in {:?}", tensor.shape());
+            candle_core::bail!("a tensor of shape {:?} has no dimension {dimension}: dimensions are numbered from 0", tensor.shape());
         }
         tensor.transpose(0, dimension)?.contiguous()?.apply_op1(self)?.transpose(0, dimension)
     }
@@ -53,7 +53,7 @@ impl Function {
         }
         let Some(first) = dimensions.first_mut() else { candle_core::bail!("{}: a scalar has no dimension to split or join", self.name()) };
         if is_split && !first.is_multiple_of(ranks) {
-            candle_core::bail!("{}: a dimension of length {first} cannot be split between {ranks} ranks", self.name());
+            candle_core::bail!("{}: a dimension of length {first} cannot be split equally between {ranks} ranks", self.name());
         }
         match self.forward {
             Step::AllGather => *first *= ranks,
@@ -176,8 +176,9 @@ pub fn reduce_scatter(comm: &Communicator, tensor: &Tensor, dimension: usize, op
     Function { comm: comm.clone(), forward: Step::ReduceScatter(op), backward }.apply(tensor, dimension)
 }
 
-/// Sends the n-th part along a dimension to rank n, and returns the parts that all ranks sent to this rank, in rank
-/// order. The backward pass computes the gradient with another all-to-all.
+/// Divides the tensor along a dimension into one equal part for each rank, in rank order. Sends each part to its rank,
+/// and returns the parts that this rank receives, concatenated in rank order. The backward pass computes the gradient
+/// with another all-to-all.
 ///
 /// # Errors
 ///

@@ -6,7 +6,7 @@ use collectives::Communicator;
 
 /// The numbers of heads of an attention layer, and the width of each head. Keys and values may have fewer heads than
 /// queries. Then several consecutive query heads share a head of the keys and values. Each head of the keys and values
-/// has the same number of query heads.
+/// is shared by the same number of query heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttentionHeads {
     /// The number of heads of the queries.
@@ -43,7 +43,7 @@ impl AttentionHeads {
             candle_core::bail!("{query} query heads cannot be split equally between {key_value} heads of keys and values");
         }
         if !query.is_multiple_of(ranks) {
-            candle_core::bail!("{query} query heads cannot be split between {ranks} ranks");
+            candle_core::bail!("{query} query heads cannot be split equally between {ranks} ranks");
         }
         if !key_value.is_multiple_of(ranks) && !ranks.is_multiple_of(key_value) {
             candle_core::bail!(

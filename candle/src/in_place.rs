@@ -79,7 +79,7 @@ fn on_parts(comm: &Communicator, tensor: &Tensor, call: Call) -> Result<()> {
     match tensor.dims().first() {
         None => candle_core::bail!("{}: a scalar has no dimension to split between the ranks", call.name()),
         Some(first) if !first.is_multiple_of(ranks) => {
-            candle_core::bail!("{}: a dimension of length {first} cannot be split between {ranks} ranks", call.name())
+            candle_core::bail!("{}: a dimension of length {first} cannot be split equally between {ranks} ranks", call.name())
         }
         Some(_) => tensor.inplace_op1(&call),
     }
@@ -127,9 +127,9 @@ pub fn reduce_scatter_in_place(comm: &Communicator, tensor: &Tensor, op: ReduceO
     on_parts(comm, tensor, Call::ReduceScatter(op))
 }
 
-/// Exchanges parts of a contiguous tensor of shape `[ranks × d, ..]` between all ranks, in the tensor's own memory.
-/// This rank sends the n-th part to rank n, and replaces it with the part that rank n sent to this rank. No gradient
-/// flows through this call.
+/// Exchanges parts of a contiguous tensor of shape `[ranks × d, ..]` between all ranks, in the tensor's own memory. The
+/// part for each rank starts at row `rank × d`. This rank sends each part to its rank, and replaces it with the part
+/// that it receives from that rank. No gradient flows through this call.
 ///
 /// # Errors
 ///

@@ -10,8 +10,8 @@ use crate::error::{cause, failed};
 /// Runs a program on several ranks, which are threads of this process, and returns the results in rank order. Works
 /// like [`Communicator::run_local`], but the program returns errors of candle.
 ///
-/// If a rank fails, its peers lose this rank, and also fail. So the function returns the earliest error that reports
-/// more than a lost peer or an aborted communicator.
+/// If a rank fails, its peers lose their connections to it, and also fail. So the function returns the earliest error
+/// that reports more than a lost peer or an aborted communicator.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};

@@ -32,14 +32,15 @@ pub(crate) fn code_of(dtype: DType) -> Result<u64> {
 /// Sends a tensor with its type and shape to a rank, which receives it with [`recv_tensor`]. A pipeline stage can thus
 /// pass its results to the next stage, which need not know their shape.
 ///
-/// The tensor may have any of the crate's types, no elements, or no dimension, and need not be contiguous. A tensor in
-/// GPU memory is copied to host memory first. No gradient flows through this call.
+/// The tensor may have any type that this crate supports. It may be empty or a scalar, and need not be contiguous. A
+/// tensor in GPU memory is copied to host memory first. No gradient flows through this call.
 ///
 /// # Order
 ///
-/// A tensor is several messages. As with [`Communicator::send`], messages with the same tag arrive in order, so each
-/// thread should use its own tags. If the elements have more than 64 KiB, the call waits until the receiver takes them.
-/// So if two ranks send each other large tensors before they receive, both wait until their timeouts pass.
+/// A tensor is sent as several messages. As with [`Communicator::send`], messages with the same tag arrive in the order
+/// in which they were sent. If two threads send tensors with the same tag, the messages of the two tensors mix, so use
+/// different tags in different threads. If the elements have more than 64 KiB, the call waits until the receiver takes
+/// them. So if two ranks send each other large tensors before they receive, both wait until their timeouts pass.
 ///
 /// # Cost
 ///
@@ -132,7 +133,7 @@ pub fn recv_tensor(comm: &Communicator, from: usize, tag: u64, device: &Device) 
 
 /// Returns the type, the dimensions and the number of elements that a header names, or what is wrong with it.
 fn parse(header: &[u64]) -> std::result::Result<(DType, Vec<usize>, usize), String> {
-    let Some((code, dimensions)) = header.split_first() else { return Err("an empty message, but a tensor was expected".to_owned()) };
+    let Some((code, dimensions)) = header.split_first() else { return Err("an empty message instead of a tensor".to_owned()) };
     let dtype = usize::try_from(*code).ok().and_then(|code| TYPES.get(code));
     let Some(dtype) = dtype else { return Err(format!("a tensor whose element type has the unknown number {code}")) };
     // candle computes strides, which are products of dimensions even if one of the dimensions is 0.
@@ -163,7 +164,7 @@ impl Pieces<'_> {
             elements.resize(from + expected, T::default());
             let arrived = self.comm.recv(&mut elements[from..], self.envelope).map_err(failed)?.count;
             if arrived != expected {
-                return Err((self.malformed)(format!("{arrived} elements of a tensor, but {expected} were expected")));
+                return Err((self.malformed)(format!("a message with {arrived} elements of a tensor, but {expected} were expected")));
             }
         }
         Ok(elements)

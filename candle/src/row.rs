@@ -107,8 +107,9 @@ impl<M: Module> RowParallelLinear<M> {
         self.bias.as_ref()
     }
 
-    /// Gives each rank its part of the output along a dimension. A [`reduce_scatter`] in the forward pass and an
-    /// [`all_gather`](crate::all_gather) in the backward pass replace the all-reduce of the forward pass.
+    /// Makes the layer return only this rank's part of the output along a dimension. A [`reduce_scatter`] in the
+    /// forward pass and an [`all_gather`](crate::all_gather) in the backward pass replace the all-reduce of the forward
+    /// pass.
     ///
     /// The layers up to the next [column-parallel](crate::ColumnParallelLinear::sequence_parallel) layer then work on
     /// this rank's part. If these layers have weights that are the same on all ranks, such as the weights of a
@@ -145,8 +146,8 @@ impl<M: Module> RowParallelLinear<M> {
     ///
     /// # Errors
     ///
-    /// Fails if the rank's number or the world size differs from the layer's own communicator. Also fails if
-    /// [`Communicator::all_reduce`], the inner layer or candle fails.
+    /// Fails if this rank's number or the world size in `comm` differs from that in the layer's own communicator. Also
+    /// fails if [`Communicator::all_reduce`], the inner layer or candle fails.
     pub fn forward_on(&self, comm: &Communicator, input: &Tensor) -> Result<Tensor> {
         expect_same_part(&self.comm, comm)?;
         let sum = self.inner.forward(&input.contiguous()?)?;

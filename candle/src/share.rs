@@ -34,7 +34,7 @@ pub(crate) fn share(what: &str, comm: &Communicator, whole: usize) -> Result<usi
         return Ok(whole / ranks);
     }
     let next = whole.next_multiple_of(ranks);
-    candle_core::bail!("{whole} {what} cannot be split between {ranks} ranks; add {} as padding, to reach {next}", next - whole)
+    candle_core::bail!("{whole} {what} cannot be split equally between {ranks} ranks; add {} as padding, to reach {next}", next - whole)
 }
 
 /// Refuses a communicator in which this rank does not have the part that a layer has.

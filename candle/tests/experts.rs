@@ -228,7 +228,7 @@ fn backward_passes_agree_even_if_experts_track_nothing_or_tokens_are_not_tracked
 fn every_rank_gets_an_error_if_one_rank_passes_wrong_arguments() {
     type Change = fn(Tensor, Tensor, Tensor) -> Result<(Tensor, Tensor, Tensor)>;
     let changes: [(&str, Change); 9] = [
-        ("token 1 has chosen expert 5", |x, ids, w| Ok((x, (ids + 3.0)?, w))),
+        ("token 1 (from 0) has chosen expert 5", |x, ids, w| Ok((x, (ids + 3.0)?, w))),
         ("chosen expert -1", |x, ids, w| Ok((x, (ids.to_dtype(DType::I64)? - 1.0)?, w))),
         ("must be integers", |x, ids, w| Ok((x, ids.to_dtype(DType::F32)?, w))),
         ("with at least one choice", |x, ids, w| Ok((x, ids.narrow(1, 0, 0)?, w))),

@@ -439,7 +439,7 @@ fn models_that_cannot_be_made_are_errors_on_every_rank() {
             made(comm, linear("a", 2 + comm.rank()), DType::F32),
         ])
     });
-    let expected = ["", "", "must have one type", "must be f32, f64, f16 or bf16", "f32[3]"];
+    let expected = ["", "", "must have the same type", "must be f32, f64, f16 or bf16", "f32[3]"];
     for words in &words {
         for (words, expected) in words.iter().zip(expected) {
             assert!(words.contains(expected), "{words}");

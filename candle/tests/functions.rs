@@ -237,13 +237,13 @@ fn what_cannot_be_done_is_said() {
         ])
     });
     let expected = [
-        "cannot be split between 2 ranks",
+        "cannot be split equally between 2 ranks",
         "no dimension 2",
         "a scalar",
         "has no gradient",
         "contiguous",
         "root 5",
-        "all_to_all_in_place: a dimension of length 3 cannot be split between 2 ranks",
+        "all_to_all_in_place: a dimension of length 3 cannot be split equally between 2 ranks",
         "all_gather_in_place: a scalar",
         "contiguous",
         "reduce_scatter has no gradient with this op",

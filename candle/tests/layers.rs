@@ -226,8 +226,9 @@ fn a_padded_vocabulary_gives_what_the_vocabulary_alone_gives() {
         });
         for (missing, own, own_loss, own_slope) in outputs {
             let next = vocabulary.next_multiple_of(count);
+            let more = next - vocabulary;
             let padding =
-                format!("{vocabulary} rows cannot be split between {count} ranks; add {} as padding, to reach {next}", next - vocabulary);
+                format!("{vocabulary} rows cannot be split equally between {count} ranks; add {more} as padding, to reach {next}");
             assert!(missing.contains(&padding), "{missing}");
             assert_close(&own, &elements(&found).unwrap(), &format!("embedding, {count} ranks"));
             assert_close(&own_loss, &elements(&loss).unwrap(), &format!("loss, {count} ranks"));

@@ -513,7 +513,7 @@ fn heads_that_cannot_be_split_and_files_that_do_not_fit_are_said() {
             |layers: &[(&str, usize)]| ColumnParallelLinear::load_multi(comm, WIDTH, layers, false, &file.open()).unwrap_err().to_string();
         Ok([
             (with(12, 2), "2 heads of keys and values do not fit 3 ranks: one of the two numbers must be a multiple of the other"),
-            (with(10, 1), "10 query heads cannot be split between 3 ranks"),
+            (with(10, 1), "10 query heads cannot be split equally between 3 ranks"),
             (with(12, 5), "12 query heads cannot be split equally between 5"),
             (with(0, 1), "0 query heads"),
             (with(3, 0), "between 0 heads"),
@@ -521,7 +521,7 @@ fn heads_that_cannot_be_split_and_files_that_do_not_fit_are_said() {
             (multi(&[]), "no layers"),
             (
                 multi(&[("blocks.0.gate", HIDDEN), ("blocks.0.up", HIDDEN + 1)]),
-                "25 outputs cannot be split between 3 ranks; add 2 as padding, to reach 27",
+                "25 outputs cannot be split equally between 3 ranks; add 2 as padding, to reach 27",
             ),
             (multi(&[("blocks.0.gate", HIDDEN), ("blocks.0.nothing", HIDDEN)]), "blocks.0.nothing"),
         ])

@@ -5,8 +5,8 @@ use crate::Version;
 
 /// Every function of `nccl.h`, with the first public release that declares it in this header.
 ///
-/// The source of releases 2.0 to 2.2 was never public, so their functions are listed under 2.3.5, the first release
-/// after them.
+/// The source of releases 2.0 to 2.2 was never public, so the functions that they introduced are listed under 2.3.5,
+/// the first public release after them.
 pub const FUNCTIONS: &[(&str, Version)] = &[
     ("ncclAllGather", Version::new(1, 2, 1)),
     ("ncclAllReduce", Version::new(1, 2, 1)),
@@ -122,7 +122,8 @@ macro_rules! functions {
                 /// [`MissingSymbol`](crate::MissingSymbol) if the loaded library does not have the function.
                 ///
                 /// # Safety
-                /// The arguments and the time of the call must meet the requirements in NCCL's documentation.
+                /// The arguments of the call, and the time at which you make it, must meet the requirements in NCCL's
+                /// documentation.
                 #[inline]
                 pub unsafe fn $name(&self $(, $argument: $type)*) -> Result<returned!($($result)?), $crate::MissingSymbol> {
                     const SINCE: $crate::Version = $crate::first_version(stringify!($name)).expect("FUNCTIONS lacks a function");

@@ -56,8 +56,8 @@ impl ncclConfig_t {
 }
 
 impl ncclCollConfig_t {
-    /// Returns `NCCL_COLLCONFIG_INITIALIZER`, with which NCCL chooses the algorithm, the CTAs and the policy of a call.
-    /// `forceAlgSelection` is 1, `userProfilerTag` is 0, and there is no `launchCompletionEvent`.
+    /// Returns `NCCL_COLLCONFIG_INITIALIZER`, with which NCCL chooses the algorithm, the number of CTAs and the CTA
+    /// policy of a call. `forceAlgSelection` is 1, `userProfilerTag` is 0, and there is no `launchCompletionEvent`.
     pub const fn new() -> Self {
         Self {
             size: size_of::<Self>(),

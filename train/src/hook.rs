@@ -17,8 +17,8 @@ use collectives::{Error, Result};
 /// the next call. For an empty bucket, `start` and `advance` are not called.
 ///
 /// If buckets are on a device, calls on `comm` are queued on the communicator's stream. A hook does its own work on the
-/// stream of the slice ([`Flat::device_mut`]), which is the caller's stream. cudarc's events order the work on the two
-/// streams, so neither `start` nor `advance` needs to wait for the device.
+/// stream of the slice that [`Flat::device_mut`] returns. This is the caller's stream. cudarc's events order the work
+/// on the two streams, so neither `start` nor `advance` needs to wait for the device.
 pub trait Hook<T: Float>: Send {
     /// Takes this rank's gradients and starts the first call.
     ///
@@ -120,10 +120,10 @@ impl<T: Float> Hook<T> for ReduceScatter<T> {
 /// - 2⁻¹¹ (`f16`) or 2⁻⁸ (`bf16`) for each partial sum that is sent,
 /// - 2⁻²³ for the roundings to `f32`. So a `Compress<f64, f64>` has the precision and range of `f32`.
 ///
-/// Numbers below `C`'s normal range are rounded to multiples of the smallest number of type `C`. In `f16`, the smallest
-/// number is 6·10⁻⁸, and the normal range begins at 6·10⁻⁵. In `bf16`, the smallest number is 9·10⁻⁴¹, and the normal
-/// range begins at 10⁻³⁸. A value of at most half the smallest number becomes zero. In `f16`, values that would be
-/// rounded to more than 65504 become infinite.
+/// Numbers below `C`'s normal range are rounded to multiples of the smallest positive number of type `C`. In `f16`,
+/// this smallest number is 6·10⁻⁸, and the normal range begins at 6·10⁻⁵. In `bf16`, it is 9·10⁻⁴¹, and the normal
+/// range begins at 10⁻³⁸. A number whose magnitude is at most half of the smallest number becomes zero. In `f16`,
+/// values that would be rounded to more than 65504 become infinite.
 ///
 /// For each bucket, this hook needs another buffer, which has the bucket's length and elements of type `C`.
 ///

@@ -23,8 +23,8 @@ pub struct Options {
     pub bucket_bytes: usize,
     /// A parameter of at least this size in bytes has its own bucket. The reduction of such a parameter's gradient
     /// starts as soon as the gradient arrives, and a [given](super::DataParallel::give) gradient is not copied. `None`
-    /// means 256 KiB in host memory. On devices, `None` means that this option has no effect, because every launch of a
-    /// bucket takes time. Default: `None`.
+    /// means 256 KiB in host memory. On devices, every launch of a bucket takes time, so `None` means that no parameter
+    /// has its own bucket because of this option. Default: `None`.
     pub own_bucket_bytes: Option<usize>,
     /// How the ranks' gradients are combined: `Avg`, `Sum`, or `PreMulSum` with this rank's weight, for example this
     /// rank's share of the samples of the whole batch. Your own hook may ignore this op. Default: `Avg`.
@@ -41,8 +41,8 @@ pub enum Missing {
     /// buckets.
     #[default]
     Refused,
-    /// On this rank, the gradient of such a parameter is the sum of the parts that were accumulated in this step. If no
-    /// part was accumulated, the gradient counts as zeros.
+    /// On a rank without a gradient for a parameter, the parameter's gradient is the sum of the parts that were
+    /// accumulated in this step. If no part was accumulated, the gradient counts as zeros.
     Zeros,
 }
 
@@ -116,8 +116,8 @@ pub struct BucketLayout {
     /// The places of the bucket's gradients. The places are contiguous, in the reverse order of the list of parameters.
     /// In a unit of [`FullySharded`](super::FullySharded), the places are in the order of the list.
     pub slots: Vec<Slot>,
-    /// The number of the bucket's elements. If ranks have shares of the bucket, this number includes padding after the
-    /// last gradient, to a multiple of the world size.
+    /// How many elements the bucket has. If ranks have shares of the bucket, the elements include padding after the
+    /// last gradient, up to a multiple of the world size.
     pub len: usize,
 }
 
@@ -183,7 +183,7 @@ pub(super) fn unit(index: usize, parameters: &[Parameter], multiple: usize) -> R
     for (number, parameter) in parameters.iter().enumerate() {
         let refused = |reason: &str| Error::argument("train", format!("unit {index}, parameter {number} {parameter}: {reason}"));
         if parameter.dtype != dtype {
-            return Err(refused(&format!("the unit's first parameter is {dtype}, and all parameters of a unit must have one type")));
+            return Err(refused(&format!("the unit's first parameter is {dtype}, and all parameters of a unit must have the same type")));
         }
         let range = end..end.saturating_add(checked_len(number, parameter)?);
         end = range.end;
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(unit(0, &[], 4).unwrap().len, 0);
         let mixed = [Parameter::new::<f32>("a", &[1]), Parameter::new::<f64>("b", &[1])];
         let huge = [Parameter::new::<f32>("a", &[isize::MAX as usize / 4]), Parameter::new::<f32>("b", &[1])];
-        for (parameters, word) in [(mixed, "must have one type"), (huge, "address space")] {
+        for (parameters, word) in [(mixed, "must have the same type"), (huge, "address space")] {
             let error = unit(1, &parameters, 2).unwrap_err().to_string();
             assert!(error.contains(word) && error.contains("unit 1"), "{error}");
         }

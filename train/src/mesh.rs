@@ -8,8 +8,8 @@ use collectives::{Error, Result};
 /// data-parallel, and another is tensor-parallel. In another example, one dimension runs over the shards inside a host,
 /// and another runs over the replicas on different hosts.
 ///
-/// The last dimension varies fastest, as in torch's `init_device_mesh`. In `[("dp", 2), ("tp", 4)]`, ranks 0 to 3 are
-/// the first `tp` slice, and ranks 0 and 4 are one `dp` slice.
+/// The last dimension varies fastest, as in torch's `init_device_mesh`. In `[("dp", 2), ("tp", 4)]`, ranks 0 to 3
+/// differ only in their `tp` coordinate, and ranks 0 and 4 differ only in their `dp` coordinate.
 ///
 /// ```
 /// use collectives_train::Mesh;
@@ -92,8 +92,10 @@ impl Mesh {
         }
         if let Some(rank) = all.iter().enumerate().position(|(rank, [local, _])| *local != rank as u64 % each) {
             let reason = format!(
-                "rank {rank} is number {} on its host: the ranks of a host must be consecutive, as launchers number them by default",
-                all[rank][0]
+                "rank {rank} is number {} on its host, counted from 0, but number {} was expected: \
+                 the ranks of a host must be consecutive, as launchers number them by default",
+                all[rank][0],
+                rank as u64 % each
             );
             return Err(Error::unsupported(BY_HOST, reason));
         }
@@ -186,7 +188,7 @@ fn slice_of(comm: &Communicator, color: usize, key: usize) -> Result<Communicato
 fn check(world_size: usize, dimensions: &[(&str, usize)]) -> Result<()> {
     let product = dimensions.iter().try_fold(1_usize, |product, (_, size)| product.checked_mul(*size));
     if product != Some(world_size) {
-        return Err(Error::argument(NEW, format!("the product of {dimensions:?} is not the world size {world_size}")));
+        return Err(Error::argument(NEW, format!("the product of the sizes in {dimensions:?} is not the world size {world_size}")));
     }
     let is_again = |index: usize| dimensions[..index].iter().any(|(name, _)| *name == dimensions[index].0);
     match (0..dimensions.len()).find(|index| dimensions[*index].0.is_empty() || is_again(*index)) {

@@ -60,7 +60,7 @@ impl<const N: usize> Metrics<N> {
     ///
     /// # Errors
     ///
-    /// - `Mismatch` on every rank if two ranks have different names. The error has the first names that differ. The
+    /// - `Mismatch` on every rank if two ranks have different names. The error names the first difference. The
     ///   communicator stays usable.
     /// - The errors of [`Communicator::all_reduce`].
     ///

@@ -45,12 +45,12 @@ impl Default for PowerSgdOptions {
 /// other dimensions together give the columns. The thin matrix Q comes from the previous step. The thin matrix P is the
 /// mean of all ranks' M·Q, with orthonormalised columns. The new Q is the mean of all ranks' Mᵀ·P. Every rank then
 /// computes P·Qᵀ. If P and Q have `r` columns, a rank sends `r·(rows + columns)` numbers instead of `rows·columns`.
-/// Vectors are not compressed. Matrices that are too small to benefit are not compressed either. The hook sends these
-/// gradients together with P. All numbers are computed in `f32`.
+/// Vectors, and matrices that are too small to benefit, are not compressed. The hook sends them together with P. All
+/// numbers are computed in `f32`.
 ///
-/// If the matrix rank of the mean gradient is at most `r`, and Q was computed from this gradient, P·Qᵀ equals the mean
-/// gradient, except for rounding. If the matrix rank is larger, P·Qᵀ leaves out a part of the mean gradient, and the
-/// error feedback adds this part to later steps.
+/// If the matrix rank of the mean gradient is at most `r`, and the previous step computed its Q from the same gradient,
+/// P·Qᵀ equals the mean gradient, except for rounding. If the matrix rank is larger, P·Qᵀ leaves out a part of the mean
+/// gradient, and the error feedback adds this part to later steps.
 ///
 /// If an element of a matrix is infinite or NaN on one rank, or becomes infinite or NaN during the step, the whole
 /// matrix is NaN on every rank in that step. So a loss scaler can detect a scale that is too large. If the matrix is
@@ -125,7 +125,7 @@ impl<T: Float> PowerSgd<T> {
     /// # Errors
     ///
     /// - `Mismatch` if two ranks pass different options.
-    /// - `InvalidArgument` if the matrix rank of the approximation is 0.
+    /// - `InvalidArgument` if [`PowerSgdOptions::rank`] is 0.
     /// - `Unsupported` if the op is not `Avg`, `Sum` or `PreMulSum`.
     /// - The errors of [`Communicator::alloc`].
     pub fn new(comm: &Communicator, layout: &BucketLayout, op: ReduceOp, options: PowerSgdOptions) -> Result<Self> {
@@ -134,7 +134,7 @@ impl<T: Float> PowerSgd<T> {
         agree(comm, "PowerSgd::new", &Listed::default(), &format!("{options:?}"))?;
         weight(op, comm.world_size())?;
         if options.rank == 0 {
-            return Err(Error::argument("PowerSgd::new", "the rank of the approximation is 0; it must be 1 or more"));
+            return Err(Error::argument("PowerSgd::new", "the matrix rank of the approximation is 0; it must be 1 or more"));
         }
         let (mut matrices, mut others): (Vec<Matrix>, Vec<_>) = Default::default();
         for slot in &layout.slots {

@@ -20,8 +20,9 @@ struct Replica {
 /// Checks that all ranks have the same parameters, bit for bit. Pass the name and the values of each parameter, in the
 /// same order on every rank. Collective.
 ///
-/// In data-parallel training, all ranks keep equal copies of the model. If the copies drift apart, training goes on with
-/// wrong gradients and reports no error. Call this function every few hundred steps, and after a checkpoint was loaded:
+/// In data-parallel training, all ranks keep equal copies of the model. If the copies drift apart, training goes on
+/// with wrong gradients and reports no error. Call this function every few hundred steps, and after you load a
+/// checkpoint:
 ///
 /// ```
 /// use collectives::Communicator;
@@ -41,8 +42,8 @@ struct Replica {
 ///
 /// If the parameters have several element types, call this function once for each type.
 ///
-/// Cost: the SHA-256 of all values, and one all-gather of 40 B per rank. If ranks differ, there is one more all-gather
-/// of 32 B per rank and parameter, and one of 256 B per rank.
+/// Cost: the SHA-256 of all values, and one all-gather of 40 B per rank. If the parameters differ, there is one more
+/// all-gather of 32 B per rank and parameter, and then one of 256 B per rank.
 ///
 /// # Errors
 ///
@@ -105,7 +106,7 @@ fn first_difference(comm: &Communicator, replicas: &[Replica]) -> Error {
     let of_all = |index: usize| -> Vec<Digest> { all.iter().skip(index).step_by(mine.len()).copied().collect() };
     let differs = |digests: &Vec<Digest>| digests.iter().any(|digest| *digest != digests[0]);
     let Some((index, digests)) = (0..mine.len()).map(of_all).enumerate().find(|(_, digests)| differs(digests)) else {
-        return Error::argument(CALL, "the digests of all parameters differ between ranks, but the digest of each parameter does not");
+        return Error::argument(CALL, "the ranks' digests of the whole model differ, but their digests of each parameter are equal");
     };
     let Replica { what, digest } = &replicas[index];
     difference(comm, &digests, &format!("{CALL} with {what}, SHA-256 {}…", hexadecimal(&digest[..8])), ADVICE)

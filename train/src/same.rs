@@ -13,9 +13,9 @@ const SHORT: usize = 120;
 
 /// Checks that all ranks pass the same value and the same label, for example `("learning rate", &0.1)`. Collective.
 ///
-/// Compares the values' [`Debug`] forms. So a value can be a number, a string, or a struct of options that derives
-/// `Debug`. The debug form must contain everything that counts, and must not depend on the process. For example, do
-/// not pass a `HashMap`, whose order is random, or an address.
+/// Compares the values' [`Debug`] forms, so a value can be a number, a string, or a struct of options that derives
+/// `Debug`. The debug form must contain everything that must be the same, and nothing that depends on the process. For
+/// example, do not pass a `HashMap`, whose order is random, or an address.
 ///
 /// ```
 /// use collectives::Communicator;
@@ -36,7 +36,7 @@ const SHORT: usize = 120;
 /// # Errors
 ///
 /// - `Mismatch` on every rank if values or labels differ. The error names the label and the ranks that differ from most
-///   ranks. For values that are short, the error contains two different values. The communicator stays usable.
+///   ranks. If the values are short, the error contains two values that differ. The communicator stays usable.
 /// - `InvalidArgument` if the value's implementation of `Debug` fails. The other ranks get a `Mismatch`.
 /// - The errors of [`Communicator::all_gather_into`].
 pub fn check_same<V: Debug + ?Sized>(comm: &Communicator, label: &str, value: &V) -> Result<()> {
@@ -80,7 +80,7 @@ impl Printed {
             true => self.beginning.clone(),
             false => {
                 let digest = hexadecimal(&self.digest.clone().finalize()[..8]);
-                format!("a value of {} B, whose SHA-256 together with the label begins with {digest}", self.len)
+                format!("a value of {} B (SHA-256 of label and value: {digest}…)", self.len)
             }
         }
     }

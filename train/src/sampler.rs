@@ -19,9 +19,9 @@ pub enum UnevenEnd {
     /// different samples are left out in each epoch. If samples come [in order](Sampler::in_order), the last samples
     /// are always left out.
     Drop,
-    /// Each sample is taken once. Some ranks then have one sample fewer than others. So make sure that all ranks take
-    /// the same number of steps, or make no collectives while you process the samples, for example in an evaluation with
-    /// [`Metrics`](crate::Metrics).
+    /// Each sample is taken once. Some ranks then have one sample fewer than others. So if your steps make collective
+    /// calls, make sure that all ranks take the same number of steps. An evaluation with [`Metrics`](crate::Metrics)
+    /// needs collective calls only at its end, so ranks may take different numbers of steps in it.
     Keep,
 }
 
@@ -102,7 +102,7 @@ impl Sampler {
         Self { seed: Some(seed), ..self }
     }
 
-    /// Makes the sampler take samples in the data set's order in every epoch, without shuffling.
+    /// Makes the sampler take the samples of every epoch in the data set's order, without shuffling.
     #[must_use]
     pub fn in_order(self) -> Self {
         Self { seed: None, ..self }
@@ -148,7 +148,8 @@ impl Sampler {
     pub fn epoch_from(&self, epoch: u64, taken: usize) -> Result<Samples> {
         if taken > self.most_taken() {
             let (len, most) = (self.len, self.most_taken());
-            let reason = format!("{taken} samples were taken, but an epoch of {len} has {most} at most: count from 0 in each epoch");
+            let reason =
+                format!("{taken} samples were taken, but an epoch of {len} samples allows at most {most}: count from 0 in each epoch");
             return Err(Error::argument("Sampler::epoch_from", reason));
         }
         Ok(self.rest_of(epoch, taken))

@@ -147,11 +147,13 @@ impl ShardedOptimizer {
 
     /// Makes an optimiser with the same parameters and options for the ranks of another communicator, for example after
     /// [`Communicator::admit`]. Newcomers call [`new`](Self::new) or [`on_device`](Self::on_device) instead, with the
-    /// same arguments as the members. This optimiser stays unchanged, even if a step has failed. Collective over `comm`.
+    /// same arguments as the members. This call does not change this optimiser, and also works after a step that
+    /// failed. Collective over `comm`.
     ///
-    /// In the new optimiser, each rank has another share, and no parameter has values yet. [`load`](Self::load) the
-    /// parameters, which every rank has as a whole. With the feature `checkpoint`, `StateTransfer::offer_shares` and
-    /// `want_shares` move the optimiser's state from the old shares to the new shares.
+    /// In the new optimiser, ranks have other shares, and no parameter has values yet. Pass all parameters to
+    /// [`load`](Self::load): each member still has their values, because only the optimiser's state is sharded. With
+    /// the feature `checkpoint`, `StateTransfer::offer_shares` and `want_shares` move the optimiser's state from the
+    /// old shares to the new shares.
     ///
     /// # Errors
     ///
@@ -280,9 +282,9 @@ impl ShardedOptimizer {
     /// # Errors
     ///
     /// The errors of [`DataParallel::finish`](super::DataParallel::finish), and `InvalidArgument` if the values of a
-    /// parameter were never loaded or broadcast. Only this rank gets this `InvalidArgument`, and gets it without
-    /// waiting for other ranks. Other ranks wait in `reduce` until this rank has loaded the values and calls `reduce`
-    /// again, or until the timeout.
+    /// parameter were never loaded or broadcast. Only a rank without these values gets this `InvalidArgument`, and it
+    /// does not wait for other ranks. Other ranks wait in `reduce` until that rank has loaded the values and calls
+    /// `reduce` again, or until the timeout.
     pub fn reduce(&mut self) -> Result<Shards<'_>> {
         if let Some(index) = self.loaded.iter().position(|loaded| !loaded) {
             let name = self.buckets.parameter(index).map_or_else(String::new, Parameter::to_string);
@@ -352,7 +354,7 @@ impl<'a> Shards<'a> {
         factor.map_or(Ok(()), |factor| buckets.scale(|layout| own_range(comm, layout), factor))
     }
 
-    /// Divides this rank's shares of the gradients by a loss's scale, like
+    /// Divides this rank's shares of the gradients by the scale of the loss, like
     /// [`Averaged::unscale`](super::Averaged::unscale). Later, [`LossScaler::update`] reports to the other ranks
     /// whether a gradient overflowed. Makes no collective call.
     ///

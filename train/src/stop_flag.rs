@@ -29,8 +29,8 @@ use collectives::{Communicator, ReduceOp, Result};
 /// # Ok::<(), collectives::Error>(())
 /// ```
 ///
-/// Clones share one flag. To raise the flag by a signal, pass [`handle`](Self::handle) to the function that installs
-/// the signal handler, such as `signal_hook::flag::register`.
+/// Clones share one flag. To raise the flag when a signal arrives, pass the result of [`handle`](Self::handle) to the
+/// function that installs the signal handler, such as `signal_hook::flag::register`.
 #[derive(Debug, Clone, Default)]
 pub struct StopFlag(Arc<AtomicBool>);
 
@@ -58,7 +58,7 @@ impl StopFlag {
     ///
     /// Call this between two steps. During a step, the calls of a [`DataParallel`](crate::DataParallel) use the
     /// communicator too, and their order may differ between ranks. If a step is much shorter than the time of an
-    /// all-reduce, call `agreed` only in every tenth step, on all ranks.
+    /// all-reduce, call `agreed` only in some steps, for example in every tenth, and in the same steps on all ranks.
     ///
     /// # Errors
     ///

@@ -25,7 +25,7 @@ pub(super) fn agree(comm: &Communicator, what: &str, own: Outcome) -> Result<()>
             skipped - 1,
             done - 1
         ),
-        [.., rank] => candle_core::bail!("{what} failed on rank {}; its error says why", rank - 1),
+        [.., rank] => candle_core::bail!("{what} failed on rank {}; the error of that rank says why", rank - 1),
     }
 }
 

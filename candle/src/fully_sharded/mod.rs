@@ -74,19 +74,20 @@ pub use unit::Unit;
 /// pass, for example an embedding that is also the output layer. Its gradients are then added up too.
 ///
 /// **Optimisers.** [`variables`](Self::variables) returns a flat variable with this rank's shard of each unit. So the
-/// optimiser must compute each element on its own, as SGD and AdamW do. An optimiser that uses the shape of a
-/// parameter, or the norm of its gradient, gives other results than on one rank.
+/// optimiser must update each element independently of the others, as SGD and AdamW do. An optimiser that uses the
+/// shape of a parameter, or the norm of its gradient, gives other results than on one rank.
 ///
 /// **Order.** Every rank must call [`forward`](Self::forward) for the same units in the same order, and run the same
-/// backward passes. If a unit's module fails or panics on one rank only, the other ranks wait for this rank until it
-/// closes its communicator, or until the timeout.
+/// backward passes. If a unit's module fails or panics on one rank only, the other ranks wait for the failing rank
+/// until it closes its communicator, or until the timeout.
 ///
 /// **Memory.** Parameters must be in host memory. For N parameters of m bytes on n ranks, each rank keeps 3·m·N/n bytes
 /// between two steps: the shards, a copy of them in the optimiser's variables, and their gradients. Add the optimiser's
-/// state, which is 2·m·N/n for AdamW. [`step`](Self::step) copies the gradients once more. While a unit of L elements
-/// computes, add up to five times its size with the default options: for buffers of two units that are gathered,
-/// buffers of two units that are reduced, and the module's own parameters. Its gradients are a further m·L bytes.
-/// [`memory_bytes`](Self::memory_bytes) counts the buffers and the variables.
+/// state, which is 2·m·N/n for AdamW. During [`step`](Self::step), add another copy of the gradients. While a unit of L
+/// elements computes, a rank needs at most five times the unit's size in addition, with the default options: for
+/// buffers of two units that are gathered, buffers of two units that are reduced, and the module's own parameters. The
+/// gradients of the module's parameters need m·L bytes more. [`memory_bytes`](Self::memory_bytes) counts the buffers
+/// and the variables.
 ///
 /// **Types.** Parameters can be `f32`, `f64`, `f16` or `bf16`. With
 /// [`FullyShardedOptions::gather_type`](collectives_train::FullyShardedOptions::gather_type), modules compute with
@@ -129,9 +130,10 @@ impl FullySharded {
         Ok(Self(Arc::new(Shared { comm: comm.clone(), units, types, root, state })))
     }
 
-    /// Runs a unit on an input. Gathers the unit's parameters, starts to gather the next unit's, computes, and releases
-    /// the parameters. The result is part of candle's graph: its backward pass gathers the parameters again, computes
-    /// the gradients, and starts to reduce them to the ranks' shards. Collective, like the backward pass.
+    /// Runs a unit on an input. Gathers the unit's parameters, starts to gather the parameters of the next unit,
+    /// computes, and releases the unit's parameters. The result is part of candle's graph: its backward pass gathers
+    /// the parameters again, computes the gradients, and starts to reduce them to the ranks' shards. Collective, like
+    /// the backward pass.
     ///
     /// `unit` is the unit's index in the list that was passed to [`new`](Self::new).
     ///
@@ -157,7 +159,7 @@ impl FullySharded {
     ///
     /// # Errors
     ///
-    /// Fails after a step that failed.
+    /// Fails if an earlier step has failed.
     pub fn variables(&self) -> Result<Vec<Var>> {
         Ok(self.0.state()?.variables())
     }
@@ -255,7 +257,7 @@ impl FullySharded {
     ///
     /// # Errors
     ///
-    /// Fails after a step that failed.
+    /// Fails if an earlier step has failed.
     pub fn memory_bytes(&self) -> Result<usize> {
         Ok(self.0.state()?.memory_bytes())
     }
@@ -265,10 +267,12 @@ impl Shared {
     /// Locks the state. Never waits: the closures of the caller run while `step_with` has the state.
     fn state(&self) -> Result<MutexGuard<'_, State>> {
         match self.state.try_lock() {
-            Ok(state) if state.has_failed => candle_core::bail!("a step of this sharded model failed, so its shards may not fit together"),
+            Ok(state) if state.has_failed => {
+                candle_core::bail!("a step of this sharded model failed, so the ranks' shards may be from different steps")
+            }
             Ok(state) => Ok(state),
             Err(TryLockError::WouldBlock) => {
-                candle_core::bail!("the sharded model is in use: by another thread, or by the step that called this closure")
+                candle_core::bail!("the sharded model is in use by another thread, or by the step that called this closure")
             }
             Err(TryLockError::Poisoned(_)) => candle_core::bail!("a call on this sharded model panicked"),
         }

@@ -158,7 +158,7 @@ impl State {
                 let Some(value) = values.get(&name) else { candle_core::bail!("there is no value for parameter {name}") };
                 if (value.shape(), value.dtype()) != (shape, *dtype) {
                     candle_core::bail!(
-                        "parameter {name} has shape {shape:?} and type {dtype:?}, but the value has {:?} and {:?}",
+                        "parameter {name} has shape {shape:?} and type {dtype:?}, but the value has shape {:?} and type {:?}",
                         value.shape(),
                         value.dtype()
                     );
@@ -187,7 +187,7 @@ impl Described {
         };
         if initial.len() != self.parameters.len() || !self.parameters.iter().zip(&initial).all(is_same) {
             candle_core::bail!(
-                "unit {:?} asked for other parameters when its module was made again; it must always ask for the same",
+                "unit {:?} asked for other parameters when its module was made again; it must always ask for the same ones",
                 self.unit.name()
             );
         }

@@ -21,9 +21,9 @@ pub struct Unit {
 impl Unit {
     /// Creates a unit. `make` makes the unit's module from a [`VarBuilder`], as the functions of candle's layers do.
     ///
-    /// `make` runs twice when the model is made, and then for each forward and backward pass of the unit. So `make`
-    /// must always ask for the same parameters, and should do nothing slow. A module can be any [`Module`], for example
-    /// a layer of candle or a closure:
+    /// `make` runs twice when the model is made, and then once in each forward pass and each backward pass of the unit.
+    /// So `make` must always ask for the same parameters, and should do nothing slow. A module can be any [`Module`],
+    /// for example a layer of candle or a closure:
     ///
     /// ```
     /// use candle_core::{Module, Tensor};

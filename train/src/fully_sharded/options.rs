@@ -28,8 +28,8 @@ impl Unit {
 /// How long gathered parameters are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ShardingStrategy {
-    /// Until they are released. Parameters, gradients and the optimiser's state are sharded. This is ZeRO stage 3, and
-    /// torch's `FULL_SHARD`.
+    /// Until you [release](super::FullySharded::release) them. Parameters, gradients and the optimiser's state are
+    /// sharded. This is ZeRO stage 3, and torch's `FULL_SHARD`.
     #[default]
     FullShard,
     /// Until the next update. Gradients and the optimiser's state are sharded, and the backward pass uses the
@@ -52,8 +52,8 @@ pub struct FullyShardedOptions {
     pub reduce_type: Option<DType>,
     /// How the ranks' gradients are combined: `Avg`, `Sum`, or `PreMulSum` with this rank's weight. Default: `Avg`.
     pub op: ReduceOp,
-    /// The number of further units that [`gather`](super::FullySharded::gather) starts to gather. When a reduction
-    /// starts, at most this number of earlier reductions may still run. Default: 1.
+    /// The number of units that [`gather`](super::FullySharded::gather) starts to gather in addition to the unit that
+    /// you pass to it. When a reduction starts, at most this number of earlier reductions may still run. Default: 1.
     pub prefetch: usize,
 }
 
@@ -76,7 +76,7 @@ impl FullyShardedOptions {
     /// Describes what all ranks must agree on, in words.
     pub(super) fn in_words(&self) -> String {
         let Self { strategy, gather_type, reduce_type, op, prefetch } = self;
-        let named = |dtype: &Option<DType>| dtype.map_or("as it is", DType::name);
+        let named = |dtype: &Option<DType>| dtype.map_or("None", DType::name);
         let (gather, reduce) = (named(gather_type), named(reduce_type));
         format!("strategy {strategy:?}, gather_type {gather}, reduce_type {reduce}, op {op}, prefetch {prefetch}")
     }

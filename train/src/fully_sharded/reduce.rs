@@ -21,11 +21,11 @@ use collectives::{Error, Result};
 
 /// Gradients.
 impl FullySharded {
-    /// Reduces a unit's gradients from this backward pass over the ranks, in the background. `gradients` must have one
-    /// gradient for each parameter of the unit, in the order of the parameters. Gradients must have the type in which
-    /// the parameters are gathered. The gradients are copied. This rank keeps its shard of the reduced gradients. If
-    /// more units than [`prefetch`](super::FullyShardedOptions::prefetch) are already being reduced, this call waits
-    /// for the oldest reduction. Collective.
+    /// Starts to reduce a unit's gradients over the ranks, in the background. `gradients` are those of the current
+    /// backward pass, and must have one gradient for each parameter of the unit, in the order of the parameters.
+    /// Gradients must have the type in which the parameters are gathered. The gradients are copied. This rank keeps its
+    /// shard of the reduced gradients. If more than [`prefetch`](super::FullyShardedOptions::prefetch) reductions are
+    /// already running, this call first waits for the oldest of them. Collective.
     ///
     /// # Errors
     ///
@@ -55,9 +55,10 @@ impl FullySharded {
         self.go_on(|model| model.start_reduce(unit, whole))
     }
 
-    /// Ends a backward pass, but not the step. The next backward pass begins with the first unit. In the next backward
-    /// pass, you can pass gradients for each unit again. They are added to the gradients of the backward pass that has
-    /// ended. Makes no collective call. To end the last backward pass of a step, call [`reduce`](Self::reduce) instead.
+    /// Ends a backward pass, but not the step. The next [`gather`](Self::gather) begins a forward pass. In the next
+    /// backward pass, you can pass gradients for each unit again. They are added to the gradients of the backward
+    /// passes that have ended. Makes no collective call. To end the last backward pass of a step, call
+    /// [`reduce`](Self::reduce) instead.
     ///
     /// # Errors
     ///
@@ -77,7 +78,8 @@ impl FullySharded {
     /// # Errors
     ///
     /// - `Mismatch` if ranks gathered or reduced different units, or the same units in different orders. The error
-    ///   names the first two calls that differ.
+    ///   names the first difference. If the ranks differ only after the first 4096 calls of the step, the error is
+    ///   `InvalidArgument` instead.
     /// - The errors common to all collectives.
     ///
     /// After an error, no step can follow.
@@ -113,7 +115,7 @@ impl FullySharded {
             return Err(Error::argument(call, format!("{state}: {given} gradients were passed for {count} parameters")));
         }
         if state.is_reduced {
-            let reason = "its gradients were already given in this backward pass; end it with end_backward or reduce first";
+            let reason = "its gradients were already given in this backward pass; end the pass first, with end_backward or reduce";
             return Err(Error::argument(call, format!("{state}: {reason}")));
         }
         gradients.iter().enumerate().try_for_each(|(index, gradient)| {
@@ -175,12 +177,13 @@ pub struct ReducedGradients<'a> {
 }
 
 impl ReducedGradients<'_> {
-    /// Reduces this rank's shards over the ranks that have the same shards of other replicas. Use this call for hybrid
-    /// sharding. For example, the parameters are sharded over the ranks of each host, and every host has a replica of
-    /// the model ([`Mesh::by_host`](crate::Mesh::by_host)). With `Avg`, the shards are averaged over the replicas. With
-    /// any other [`op`](super::FullyShardedOptions::op), the shards are summed. Call this method at most once per step,
-    /// before [`unscale`](Self::unscale) and [`clip_norm`](Self::clip_norm). If all replicas begin a step with the same
-    /// parameters, they also end the step with the same parameters, bit for bit.
+    /// Reduces this rank's shards over `replicas`, the communicator of the ranks that have the same shards of their
+    /// replicas of the model. Use this call for hybrid sharding. For example, the parameters are sharded over the ranks
+    /// of each host, and every host has a replica of the model ([`Mesh::by_host`](crate::Mesh::by_host)). With `Avg`,
+    /// the shards are averaged over the replicas. With any other [`op`](super::FullyShardedOptions::op), the shards are
+    /// summed. Call this method at most once per step, before [`unscale`](Self::unscale) and
+    /// [`clip_norm`](Self::clip_norm). If all replicas begin a step with the same parameters, they also end the step
+    /// with the same parameters, bit for bit.
     ///
     /// ```
     /// use collectives::Communicator;
@@ -286,7 +289,7 @@ impl ReducedGradients<'_> {
         factor.map_or(Ok(()), |factor| units.try_for_each(|unit| unit.gradients.scale(factor)))
     }
 
-    /// Divides this rank's shards of the gradients by a loss's scale, like
+    /// Divides this rank's shards of the gradients by the scale of the loss, like
     /// [`Averaged::unscale`](crate::Averaged::unscale). Later, [`LossScaler::update`] reports to the other ranks
     /// whether a gradient overflowed. Makes no collective call.
     ///

@@ -15,7 +15,7 @@ use crate::checkpoint::piece::{lens_by_source, runs_in};
 use crate::comparison::{Digest, difference, gather, hexadecimal, most_frequent};
 use collectives::{Communicator, ReduceOp, Result};
 
-const ADVICE: &str = "let only ranks with equal state offer it, for example those with the newest step";
+const ADVICE: &str = "offer the tensor only on ranks with equal state, for example the ranks with the newest step";
 
 /// Elements that several ranks have.
 struct Comparison {

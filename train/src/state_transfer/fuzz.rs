@@ -8,8 +8,8 @@ use collectives::DType;
 /// The most wanted elements that are visited.
 const VISITED: usize = 1 << 12;
 
-/// Parses each line as the declaration of a rank. If the declarations are accepted, each wanted element is sent once, by
-/// a rank that offers it.
+/// Parses each line as the declaration of a rank. If the declarations are accepted, checks that each wanted element is
+/// sent once, by a rank that offers it.
 pub fn state_declarations(data: &[u8]) {
     let parsed = data.split(|byte| *byte == b'\n').map(serde_json::from_slice::<Declaration>).collect::<Result<Vec<_>, _>>();
     let Ok(Ok(mut plan)) = parsed.map(|all| Plan::new(&all)) else { return };

@@ -91,7 +91,7 @@ impl Mover<'_, '_> {
             let end = start + run.len * size;
             let Some(part) = bytes.get(start..end) else { return Err(self.malformed(step, bytes.len())) };
             if !self.parts.wanted[want.number].put(run.to, part) {
-                let reason = format!("{} B arrived, which are no values of type bool", bytes.len());
+                let reason = format!("{} B arrived, but some of them are not values of type bool", bytes.len());
                 return Err(self.protocol(step, &reason));
             }
             start = end;
@@ -102,7 +102,7 @@ impl Mover<'_, '_> {
 
     /// Returns the error for bytes that are not the elements of a step.
     fn malformed(&self, step: &Step, got: usize) -> Error {
-        self.protocol(step, &format!("{got} B arrived for {} elements of {} B", step.len, self.bytes(step)))
+        self.protocol(step, &format!("{got} B arrived for {} elements, which have {} B in total", step.len, self.bytes(step)))
     }
 
     fn protocol(&self, step: &Step, reason: &str) -> Error {

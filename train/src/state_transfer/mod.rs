@@ -33,13 +33,13 @@ pub use self::progress::TransferProgress;
 /// The operation in which all ranks fail together, for their errors.
 const TRANSFERRING: &str = "transferring state";
 
-/// Gives named tensors to ranks that want them, from ranks that offer them, without a disk. For example, newcomers of a
-/// running job ([`Communicator::join`]) get the state of the members, and each rank gets its new share of sharded
-/// state when the number of ranks has changed.
+/// Sends named tensors from ranks that offer them to ranks that want them, without a disk. For example, newcomers to a
+/// running job ([`Communicator::join`]) get the state of the members. If the number of ranks has changed, each rank
+/// gets its new share of sharded state.
 ///
 /// Each rank calls [`offer`](Self::offer) for the [`Piece`]s that it has, and [`want`](Self::want) for those that it
-/// needs. A rank may do both, even for one tensor. No rank needs to know the other ranks' pieces. If several ranks offer
-/// a piece, each of them sends a part of it.
+/// needs. A rank may do both, even for the same tensor. No rank needs to know the other ranks' pieces. If several ranks
+/// offer a piece, each of them sends a part of it.
 ///
 /// ```
 /// use collectives::Communicator;
@@ -78,9 +78,9 @@ const TRANSFERRING: &str = "transferring state";
 /// **Memory.** In addition to the tensors, a rank needs at most 17 MiB for messages, about 100 B for each piece of each
 /// rank, and the memory of one [`Communicator::duplicate`]. Tensors on a GPU must be copied to the host first.
 ///
-/// **Failures.** If a rank is lost, every rank gets an error, and none waits longer than the timeout. Offered values never
-/// change. Wanted values may then be partly overwritten: if the old values are of use, let the transfer fill a new
-/// buffer. The program's communicator is not ended by the transfer. After [`Communicator::admit`] or
+/// **Failures.** If a rank is lost, every rank gets an error, and none waits longer than the timeout. After an error,
+/// wanted values may be partly overwritten: if you still need the old values, let the transfer fill a new buffer.
+/// Offered values never change. The transfer does not end the program's communicator. After [`Communicator::admit`] or
 /// [`Communicator::shrink`], make a new transfer.
 pub struct StateTransfer<'a> {
     comm: Communicator,
@@ -120,7 +120,8 @@ impl<'a> StateTransfer<'a> {
         self
     }
 
-    /// Asks for a piece of a tensor, like [`offer`](Self::offer). `run` overwrites `values` with the elements.
+    /// Asks for a piece of a tensor. The arguments have the same meaning as those of [`offer`](Self::offer), but `run`
+    /// overwrites `values` with the elements.
     ///
     /// This call returns no error. [`run`](Self::run) returns `InvalidArgument` in the cases that `offer` lists.
     pub fn want<T: Element>(&mut self, name: &str, shape: &[usize], piece: Piece, values: &'a mut [T]) -> &mut Self {
@@ -173,9 +174,9 @@ impl<'a> StateTransfer<'a> {
     /// Sends and receives all elements, and compares the ranks' copies. Collective on the transfer's own communicator:
     /// every rank must call `run`, and may call it in any thread.
     ///
-    /// **Cost**: each wanted element is sent once, unless the rank has it. Each rank reads its pieces once more for their
-    /// SHA-256. Every rank receives the description of each piece: about 100 B. If no rank wants anything, only the
-    /// descriptions are exchanged.
+    /// **Cost**: each wanted element is sent once to each rank that wants it. If that rank also offers the element, the
+    /// element is copied instead. Each rank reads its pieces once more to compute their SHA-256. Every rank receives
+    /// the description of each piece: about 100 B. If no rank wants anything, only the descriptions are exchanged.
     ///
     /// # Errors
     ///
@@ -185,9 +186,9 @@ impl<'a> StateTransfer<'a> {
     ///   the failing rank and the reason.
     /// - `InvalidArgument` on every rank if a rank wants a tensor that no rank offers, or that ranks offer only in part;
     ///   if ranks name different types or shapes; or if offered pieces overlap. The error names the tensor and the ranks.
-    /// - `Mismatch` on every rank if copies of a tensor differ: copies that several ranks offer, or the copy that a rank
-    ///   got. The error names the tensor and the ranks.
-    /// - The errors common to all collectives, if a rank is lost or late. Ranks that did not notice this themselves get
+    /// - `Mismatch` on every rank if several ranks offer copies that differ, or if the copy that a rank got differs
+    ///   from the one that was offered. The error names the tensor and the ranks.
+    /// - The errors common to all collectives, if a rank is lost or late. Ranks that did not detect this themselves get
     ///   `Aborted`.
     pub fn run(mut self) -> Result<()> {
         self.transfer().map_err(|error| match error {
@@ -228,7 +229,7 @@ impl<'a> StateTransfer<'a> {
         comm.all_gather_into(&[mine.len() as u64], &mut lengths)?;
         let total = lengths.iter().try_fold(0_u64, |sum, length| sum.checked_add(*length));
         if total.is_none_or(|total| total > MOST_DESCRIBED) {
-            let reason = format!("the descriptions of all ranks' tensors have {lengths:?} B; the limit is {MOST_DESCRIBED} B in total");
+            let reason = format!("the ranks' descriptions of their tensors have {lengths:?} B; the limit is {MOST_DESCRIBED} B in total");
             return Err(Error::argument("StateTransfer::run", reason));
         }
         let counts: Vec<usize> = lengths.iter().map(|length| *length as usize).collect();
@@ -249,7 +250,7 @@ impl<'a> StateTransfer<'a> {
 fn declared<T: Element>(call: &'static str, name: &str, shape: &[usize], piece: Piece, len: usize) -> Result<Declared> {
     let checked = piece.extent(shape).and_then(|extent| match extent.len() == len {
         true => Declared::new(name, T::ELEMENT_TYPE, shape, piece),
-        false => Err(format!("{len} elements were passed, but the part {piece} of {shape:?} has {}", extent.len())),
+        false => Err(format!("{len} elements were passed, but the part {piece} of a tensor of shape {shape:?} has {}", extent.len())),
     });
     checked.map_err(|reason| Error::argument(call, format!("tensor {name:?}: {reason}")))
 }
@@ -257,7 +258,7 @@ fn declared<T: Element>(call: &'static str, name: &str, shape: &[usize], piece: 
 impl fmt::Debug for StateTransfer<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Declaration { offered, wanted } = &self.declaration;
-        write!(f, "StateTransfer({} offered and {} wanted parts on {:?})", offered.len(), wanted.len(), self.comm)
+        write!(f, "StateTransfer({} offered and {} wanted pieces on {:?})", offered.len(), wanted.len(), self.comm)
     }
 }
 

@@ -87,7 +87,9 @@ impl Plan {
         let windows = plan.wants.iter().map(|want| want.extent.len().div_ceil(plan.window_len(want)) as u64);
         match windows.fold(0, u64::saturating_add) {
             0..=MOST_WINDOWS => Ok(plan),
-            more => Err(format!("the ranks want {more} messages in total; the limit is {MOST_WINDOWS}: transfer to fewer ranks at a time")),
+            more => {
+                Err(format!("the transfer needs {more} messages in total; the limit is {MOST_WINDOWS}: transfer to fewer ranks at a time"))
+            }
         }
     }
 

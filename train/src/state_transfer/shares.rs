@@ -6,8 +6,8 @@ use collectives::{Element, Result};
 
 impl<'a> StateTransfer<'a> {
     /// Offers this rank's shares of a model's buckets or units, like
-    /// [`Writer::shares`](crate::checkpoint::Writer::shares). `model` has the old number of ranks: the model from which
-    /// `state` comes.
+    /// [`Writer::shares`](crate::checkpoint::Writer::shares). `model` is the model from which `state` comes, with the
+    /// old number of ranks.
     ///
     /// This call returns no error. [`run`](Self::run) returns `InvalidArgument` in these cases:
     ///
@@ -18,13 +18,14 @@ impl<'a> StateTransfer<'a> {
         self.offer_parts(prefix, parts("StateTransfer::offer_shares", prefix, model), state)
     }
 
-    /// Offers a copy of the shares of another rank of `model`, like [`offer_shares`](Self::offer_shares). If a rank of a
-    /// sharded model is lost, its shares are lost too, unless another rank has such a copy. Each rank can, for example,
-    /// keep a copy of the shares of the next rank, and renew it after each step with
-    /// [`Communicator::send_recv`](collectives::Communicator::send_recv). If both ranks are alive, both may offer the shares, but only if they are equal.
+    /// Offers a copy of the shares of another rank of `model`. `rank` is the number of that rank. The other arguments
+    /// are those of [`offer_shares`](Self::offer_shares). If a rank of a sharded model is lost, its shares are lost
+    /// too, unless another rank has such a copy. Each rank can, for example, keep a copy of the shares of the next
+    /// rank, and renew it after each step with [`Communicator::send_recv`](collectives::Communicator::send_recv). If
+    /// both ranks are alive, both may offer the shares, but the copy must then equal the original.
     ///
-    /// This call returns no error. [`run`](Self::run) returns `InvalidArgument` in the cases of `offer_shares`, and if
-    /// `model` has no such rank.
+    /// This call returns no error. [`run`](Self::run) returns `InvalidArgument` in the cases that `offer_shares` lists,
+    /// and if `model` has no such rank.
     pub fn offer_shares_of<T: Element>(
         &mut self,
         prefix: &str,
@@ -62,10 +63,10 @@ impl<'a> StateTransfer<'a> {
         self
     }
 
-    /// Asks for this rank's shares of a model's buckets or units, like [`offer_shares`](Self::offer_shares). `model` has
-    /// the new number of ranks.
+    /// Asks for this rank's shares of a model's buckets or units, which were offered with
+    /// [`offer_shares`](Self::offer_shares). `model` is the new model, with the new number of ranks.
     ///
-    /// This call returns no error. [`run`](Self::run) returns `InvalidArgument` in the cases of `offer_shares`.
+    /// This call returns no error. [`run`](Self::run) returns `InvalidArgument` in the cases that `offer_shares` lists.
     pub fn want_shares<T: Element>(
         &mut self,
         prefix: &str,

@@ -75,7 +75,7 @@ fn declarations_that_no_rank_makes_are_refused() {
 fn messages_of_another_length_are_refused() {
     for len in [0, 1, 19] {
         let error = error_about::<u32, 5>(OFFER, None, Some(&[7; 32][..len])).to_string();
-        assert!(error.contains(&format!("tensor \"w\": {len} B arrived for 5 elements of 20 B")), "{error}");
+        assert!(error.contains(&format!("tensor \"w\": {len} B arrived for 5 elements, which have 20 B in total")), "{error}");
     }
     assert!(error_about::<u32, 5>(OFFER, None, Some(&[7; 21])).is_mismatch());
 }
@@ -84,7 +84,7 @@ fn messages_of_another_length_are_refused() {
 fn bytes_that_are_no_truth_values_are_refused() {
     let offer = r#"{"offered":[{"name":"w","dtype":"BOOL","shape":[2],"piece":"whole"}],"wanted":[]}"#;
     let error = error_about::<bool, 2>(offer, None, Some(&[1, 2])).to_string();
-    assert!(error.contains("tensor \"w\": 2 B arrived, which are no values of type bool"), "{error}");
+    assert!(error.contains("tensor \"w\": 2 B arrived, but some of them are not values of type bool"), "{error}");
 }
 
 #[test]

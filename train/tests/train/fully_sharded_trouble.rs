@@ -99,7 +99,7 @@ fn what_ranks_make_differently_is_named() {
     threads(Wiring::Shm, 2, |comm| {
         let mixed = Unit::new("mixed", vec![Parameter::new::<f32>("a", &[1]), Parameter::new::<f64>("b", &[1])]);
         let error = FullySharded::new(comm, vec![mixed], FullyShardedOptions::default()).unwrap_err().to_string();
-        assert!(error.contains("all parameters of a unit must have one type"), "{error}");
+        assert!(error.contains("all parameters of a unit must have the same type"), "{error}");
         let whole = FullyShardedOptions { reduce_type: Some(DType::I32), ..FullyShardedOptions::default() };
         assert!(FullySharded::new(comm, units(), whole).unwrap_err().to_string().contains("the gather or reduce type is i32"));
         let largest = FullyShardedOptions { op: ReduceOp::Max, ..FullyShardedOptions::default() };

@@ -194,7 +194,7 @@ fn a_rank_of_zero_is_refused() {
     let mut model = DataParallel::new(comm, vec![Parameter::new::<f32>("matrix", &[9, 9])], Options::default()).unwrap();
     let options = PowerSgdOptions { rank: 0, ..PowerSgdOptions::default() };
     let refused = model.set_hooks::<f32>(|layout| Ok(Box::new(PowerSgd::<f32>::new(comm, layout, ReduceOp::Avg, options.clone())?)));
-    assert!(refused.unwrap_err().to_string().contains("the rank of the approximation is 0"));
+    assert!(refused.unwrap_err().to_string().contains("the matrix rank of the approximation is 0"));
 }
 
 #[test]

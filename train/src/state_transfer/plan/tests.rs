@@ -169,7 +169,7 @@ fn what_cannot_be_transferred_is_refused_with_the_tensor_and_the_ranks() {
     }
     let huge = || vec![part("w", &[1 << 50], Piece::Whole)];
     let error = Plan::new(&[Declaration { offered: huge(), wanted: Vec::new() }, Declaration { offered: Vec::new(), wanted: huge() }]);
-    assert!(error.unwrap_err().contains("the ranks want 2147483648 messages in total; the limit is 268435456"));
+    assert!(error.unwrap_err().contains("the transfer needs 2147483648 messages in total; the limit is 268435456"));
     // Parts that no rank wants need not be the whole tensor.
     let part = Declaration { offered: vec![flat(0..5)], wanted: Vec::new() };
     assert_eq!(Plan::new(&[part]).unwrap().steps().count(), 0);

@@ -38,7 +38,7 @@ fn wrong_arguments_of_one_rank_fail_on_all() {
     let cases: [(Mistake, &str); 5] = [
         (
             |transfer| _ = transfer.offer("w", &[4], Piece::Whole, &[0.0_f32; 3]),
-            "3 elements were passed, but the part (all of it) of [4] has 4",
+            "3 elements were passed, but the part (all of it) of a tensor of shape [4] has 4",
         ),
         (|transfer| _ = transfer.offer("w", &[4], Piece::Flat(3..5), &[0.0_f32; 2]), "there is no part"),
         (|transfer| _ = transfer.offer("a#b", &[1], Piece::Whole, &[0_u8]), "a name must not be empty, contain #"),
