@@ -121,9 +121,9 @@ impl fmt::Display for Waiting {
 ///
 /// When the ranks start, they compare `transport`, `reproducible`, `algorithms`, `encrypt` and `check_device_calls`.
 /// The start fails with [`Conflict`](Error::Conflict) if these settings differ, and with
-/// [`Unauthorized`](Error::Unauthorized) if the secrets differ. A rank with a different `encrypt` gets `Unauthorized`
-/// if the store is served over TCP, because the store's server refuses the rank's connection before the ranks compare
-/// anything.
+/// [`Unauthorized`](Error::Unauthorized) if the secrets differ. But if the store is served over TCP, a rank whose
+/// `encrypt` differs from the server's gets `Unauthorized`, because the server refuses the rank's connection before the
+/// ranks compare anything.
 ///
 /// The remaining settings must also be the same, but the ranks do not compare them. A difference has these effects:
 ///
@@ -172,7 +172,7 @@ pub struct Config {
     /// `torch.distributed`. Variable: `COLLECTIVES_TIMEOUT` (seconds).
     pub timeout: Duration,
     /// How long the host of a peer may take to acknowledge data that was sent over TCP. After this time, the peer
-    /// counts as lost. Zero turns the limit off. A wait for a silent host then ends after `timeout`, or when Linux
+    /// counts as lost. Zero turns the limit off: a wait for a silent host then ends after `timeout`, or when Linux
     /// itself gives up the connection (`net.ipv4.tcp_retries2`, about 15 minutes). If a process ends while its host
     /// still answers, the peers notice the end immediately. The time is counted in whole seconds. On an idle
     /// connection, it is at least 2 seconds. Default: 60 seconds, which is longer than the failover of a switch or the
@@ -233,9 +233,9 @@ pub struct Config {
     /// Costs 64 B of memory for each call that is kept. Recording takes 1 % of the time of an all-reduce of 8 B in
     /// shared memory (2 ranks, 2 virtual CPUs, AMD EPYC; `benches/record/overhead.md`).
     pub flight_recorder_calls: usize,
-    /// The folder to which the flight recorder is written when a call fails because of a peer: after a timeout, a lost
-    /// peer, a mismatch or an abort. `collperf --explain-hang FOLDER` reads the files of all ranks. Default: `None`, so
-    /// no file is written. Variable: `COLLECTIVES_FLIGHT_RECORDER_DIR`.
+    /// The folder to which the flight recorder's records are written when a call fails because of a peer: after a
+    /// timeout, a lost peer, a mismatch or an abort. `collperf --explain-hang FOLDER` reads the files of all ranks.
+    /// Default: `None`, so no file is written. Variable: `COLLECTIVES_FLIGHT_RECORDER_DIR`.
     pub flight_recorder_dir: Option<PathBuf>,
     /// How long a call may wait for its peers before a warning reports the call and the missing ranks. A call that
     /// still waits is reported again once a minute. The warning goes to `tracing`, or to standard error if the program
@@ -274,19 +274,19 @@ pub struct Config {
     /// communicator ends. It is not removed at the end of the process. Costs each call as much as an `observer` does.
     /// Default: `None`. Variable: `COLLECTIVES_METRICS`.
     pub metrics_dir: Option<PathBuf>,
-    /// The secret of the job. Every rank, and the server of the store, must know it to connect to the others. Default:
-    /// `None`, so any process that reaches a rank or the store can connect. Variables: `COLLECTIVES_SECRET`, or
-    /// `COLLECTIVES_SECRET_FILE` (see [`Secret::from_file`]).
+    /// The secret of the job. Every rank and the server of the store must have the same secret; otherwise, they refuse
+    /// each other's connections. Default: `None`, so any process that reaches a rank or the store can connect.
+    /// Variables: `COLLECTIVES_SECRET`, or `COLLECTIVES_SECRET_FILE` (see [`Secret::from_file`]).
     pub secret: Option<Secret>,
     /// Encrypts all TCP connections between ranks and to the store. An attacker on the network cannot read the data,
     /// and cannot change it without being noticed (`SECURITY.md` lists the remaining risks). NCCL then encrypts its own
     /// TCP connections too. If the loaded NCCL cannot do so, there is no device backend. Shared memory inside a host is
     /// not encrypted. Needs a secret, and the crate's feature `encryption`.
     ///
-    /// All ranks and the server of their store must have the same `encrypt`. If a rank differs from the server, the
-    /// server refuses the rank's connection, and the rank gets [`Unauthorized`](Error::Unauthorized). If ranks differ
-    /// and no server refuses them, for example because the store is a file, the start fails with
-    /// [`Conflict`](Error::Conflict). Default: off. Variable: `COLLECTIVES_ENCRYPT` (`0` or `1`).
+    /// All ranks and the server of their store must have the same `encrypt`. If a rank's value differs from the
+    /// server's, the server refuses the rank's connection, and the rank gets [`Unauthorized`](Error::Unauthorized). If
+    /// the values of two ranks differ and no server refuses them, for example because the store is a file, the start
+    /// fails with [`Conflict`](Error::Conflict). Default: off. Variable: `COLLECTIVES_ENCRYPT` (`0` or `1`).
     pub encrypt: bool,
     /// NCCL's own settings for the communicator. Default: none, so NCCL decides. Device support is experimental: no
     /// real GPU has run it.
@@ -312,8 +312,8 @@ pub struct Config {
     /// have the same setting. No real GPU has run device calls.
     ///
     /// NCCL itself compares nothing: on a mismatch, NCCL hangs, moves wrong bytes, or writes past the end of a buffer.
-    /// With [`CheckDeviceCalls::unchecked_after`], the ranks compare fewer calls, and you promise that the calls which
-    /// they do not compare match.
+    /// With [`CheckDeviceCalls::unchecked_after`], the ranks compare fewer calls, and you promise that all other calls
+    /// match.
     ///
     /// **What is compared.** Of each call, the ranks compare the kind, op (a custom op by its name), element type,
     /// count, root and lists of counts. Of a group, they compare each call. If anything differs, the ranks get a
@@ -436,7 +436,7 @@ impl Config {
         if let Some(calls) = read("COLLECTIVES_FLIGHT_RECORDER").filter(|_| self.flight_recorder_calls == default.flight_recorder_calls) {
             let calls_kept = calls.parse().ok().filter(|calls| *calls <= Self::MAX_FLIGHT_RECORDER_CALLS);
             self.flight_recorder_calls =
-                calls_kept.ok_or_else(|| wrong("COLLECTIVES_FLIGHT_RECORDER", &calls, "a number of calls up to 16777216"))?;
+                calls_kept.ok_or_else(|| wrong("COLLECTIVES_FLIGHT_RECORDER", &calls, "the number of calls to keep, at most 16777216"))?;
         }
         self.flight_recorder_dir = self.flight_recorder_dir.or_else(|| read("COLLECTIVES_FLIGHT_RECORDER_DIR").map(PathBuf::from));
         self.trace_dir = self.trace_dir.or_else(|| read("COLLECTIVES_TRACE").map(PathBuf::from));
@@ -622,7 +622,7 @@ fn parse_join_addresses(text: &str) -> Result<Vec<SocketAddr>> {
         addresses.extend(address.to_socket_addrs().map_err(failed)?);
     }
     if addresses.is_empty() {
-        return Err(wrong(JOIN, text, "addresses of ranks of a running job, HOST:PORT, separated by commas"));
+        return Err(wrong(JOIN, text, "addresses of ranks of a running job, each as HOST:PORT, separated by commas"));
     }
     Ok(addresses)
 }

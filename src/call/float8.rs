@@ -77,10 +77,10 @@ pub(crate) const fn narrow_to_odd(value: f64) -> f32 {
     }
 }
 
-/// An 8-bit float with a sign bit, 4 exponent bits and 3 mantissa bits. It has no infinities, and one NaN pattern for
-/// each sign. Its largest number is 448.
+/// An 8-bit float with a sign bit, 4 exponent bits and 3 mantissa bits. It has no infinities. There is one NaN pattern
+/// for each sign. Its largest number is 448.
 ///
-/// Values compare as numbers: NaN differs from itself, and the two zeros are equal.
+/// Values compare as numbers: NaN is not equal to itself, and the two zeros are equal.
 ///
 /// ```
 /// use collectives::F8E4M3;
@@ -98,7 +98,7 @@ pub struct F8E4M3(u8);
 /// An 8-bit float with a sign bit, 5 exponent bits and 2 mantissa bits. Infinities and NaN are as in IEEE formats. Its
 /// largest finite number is 57344.
 ///
-/// Values compare as numbers: NaN differs from itself, and the two zeros are equal.
+/// Values compare as numbers: NaN is not equal to itself, and the two zeros are equal.
 ///
 /// ```
 /// use collectives::F8E5M2;
@@ -122,8 +122,8 @@ impl F8E4M3 {
     /// Not a number.
     pub const NAN: Self = Self(0x7f);
 
-    /// Returns the value of this type that is nearest to `value`, with ties to even. Infinities, and values that round
-    /// to more than 448, become NaN. The sign is kept.
+    /// Returns the value of this type that is nearest to `value`, with ties to even. Infinities, and values whose
+    /// magnitude rounds to more than 448, become NaN. The sign is kept.
     #[inline(always)]
     #[must_use]
     pub const fn from_f32(value: f32) -> Self {
@@ -162,8 +162,8 @@ impl F8E5M2 {
     /// Not a number.
     pub const NAN: Self = Self(0x7e);
 
-    /// Returns the value of this type that is nearest to `value`, with ties to even. Values that round to more than
-    /// 57344 become infinity. NaN stays NaN, with its sign.
+    /// Returns the value of this type that is nearest to `value`, with ties to even. Values whose magnitude rounds to
+    /// more than 57344 become infinity, and NaN stays NaN. The sign is kept.
     #[inline(always)]
     #[must_use]
     pub const fn from_f32(value: f32) -> Self {
@@ -194,7 +194,7 @@ macro_rules! common {
                 Self(bits)
             }
 
-            /// Returns its bits.
+            /// Returns the value's bits.
             #[inline(always)]
             #[must_use]
             pub const fn to_bits(self) -> u8 {

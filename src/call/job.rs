@@ -1,7 +1,7 @@
 //! One checked collective with its buffers, ready for the backend that their memory belongs to. The backends address
 //! and fold buffers in different ways; everything else is common.
 
-#![expect(unsafe_code, reason = "a job is sent to the thread that runs it, with the addresses of its buffers")]
+#![expect(unsafe_code, reason = "a job contains the addresses of its buffers, and is sent to the thread that runs it")]
 
 use std::fmt;
 

@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use crate::call::element::{AnyElement, DType, Data, Element, TypeTag};
 use crate::error::{Error, Result};
 
-/// The operation that combines the elements of all ranks into one.
+/// The operation that combines one element from each rank into one result.
 ///
 /// These rules define the result for `n` ranks on host memory, over every transport. They apply to devices too, unless
 /// a rule says otherwise:
@@ -23,9 +23,9 @@ use crate::error::{Error, Result};
 /// - For `bool`, `Sum` and `Max` mean OR, and `Prod` and `Min` mean AND. `Avg` is refused.
 /// - `Avg` first sums, and then divides by `n` once. For integers, the sum wraps, and the quotient is truncated toward
 ///   zero. For floats near the largest number of their type, the sum overflows: the mean of eight `f32` of `1e38` is
-///   infinity. On devices, NCCL may divide before it sums, so that the sum does not overflow. The order depends on the
-///   size, the type, the number of ranks and the devices, so do not rely on it. `Device::explain` reports which order
-///   NCCL uses. Means of `f16` on devices do not overflow.
+///   infinity. On devices, NCCL may first divide and then sum, so that the sum does not overflow. Do not rely on this:
+///   the order depends on the size, the type, the number of ranks and the devices. `Device::explain` reports which
+///   order NCCL uses. Means of `f16` on devices do not overflow.
 /// - On host memory, every rank gets the same bits, and the same inputs give the same bits on every run with the same
 ///   world size and transport. With [`Config::reproducible`](crate::Config::reproducible), the bits do not depend on
 ///   the transport either. On devices, NCCL chooses the order in which it sums.
@@ -154,7 +154,8 @@ impl FromStr for ReduceOp {
 /// The function gets two slices of equal length and reduces the second into the first, element by element. The crate
 /// may call the function on any part of a buffer, and may group the ranks' contributions in any way, so the function
 /// must be associative. An op that is not commutative is applied in rank order. All ranks must use ops with the same
-/// name, and either all of these ops or none must be commutative. The ranks compare both.
+/// name. These ops must be either all commutative or all not commutative. The ranks compare the names, and whether the
+/// ops are commutative.
 ///
 /// ```
 /// use collectives::{Communicator, CustomOp};
@@ -218,8 +219,8 @@ impl<T: Data> CustomOp<T> {
 
     /// Adds an implementation for device buffers: a CUDA C expression such as `fabsf(b) > fabsf(a) ? b : a`. In the
     /// expression, `a` is the result so far, and `b` is the next rank's element. The ranks' elements are reduced in
-    /// rank order. Both `a` and `b` have the element's type, or the type `float` for `f16`, `bf16` and the 8-bit
-    /// floats. In that case, the result is rounded once, after the last rank's element.
+    /// rank order. Both `a` and `b` have the element's type, except for `f16`, `bf16` and the 8-bit floats. For these
+    /// types, `a` and `b` have the type `float`, and the result is rounded once, after the last rank's element.
     ///
     /// NVRTC compiles the expression when a communicator first uses the op. If NVRTC is absent, the call returns an
     /// error. Every rank must pass the same expression.
@@ -228,7 +229,7 @@ impl<T: Data> CustomOp<T> {
         Self { device: Some(DeviceCode::Expression(expression.into())), ..self }
     }
 
-    /// Adds an implementation for device buffers: your own PTX image. `entry` is the name of the kernel in it that
+    /// Adds an implementation for device buffers: your own PTX image. `entry` is the name of the image's kernel that
     /// reduces. This kernel must have the parameters that the section *Folds* of `kernels/README.md` lists. The driver
     /// compiles the image when a communicator first uses the op. The image is trusted: it can do whatever a kernel can.
     ///
@@ -247,7 +248,7 @@ impl<T: Data> CustomOp<T> {
         Self { commutative: false, ..Self::new(name, function) }
     }
 
-    /// Returns the op's name. The ops of all ranks must have the same name.
+    /// Returns the op's name. In a call, the ops of all ranks must have the same name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name

@@ -1,6 +1,6 @@
 //! Settings that are passed to NCCL, and facts that a program vouches for because they cannot be checked.
 
-#![expect(unsafe_code, reason = "a program vouches for it in an unsafe call")]
+#![expect(unsafe_code, reason = "a program vouches for these facts in an unsafe call")]
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -34,12 +34,12 @@ impl CheckDeviceCalls {
     pub const ALWAYS: Self = Self { first: None };
 
     /// Compares only the first `calls` collectives of each communicator, and the first `calls` messages from each rank
-    /// to each other rank. With 0, the ranks compare no calls, with an exception for `NcclCommunicator` (see the next
-    /// paragraph).
+    /// to each other rank. If `calls` is 0, the ranks compare no calls, except for two kinds of calls on an
+    /// `NcclCommunicator` (see the next paragraph).
     ///
-    /// Two kinds of calls make the ranks wait for each other even if they are not compared: the first use of a custom
-    /// op, and the first call that needs more than 8 MiB of scratch memory. Before such a call, the ranks agree that
-    /// all of them can load the kernel and allocate the memory. On an
+    /// Two kinds of calls make the ranks wait for each other even if the calls are not compared: the first use of a
+    /// custom op, and the first call that needs more than 8 MiB of scratch memory. Before such a call, the ranks agree
+    /// that all of them can load the kernel and allocate the memory. On an
     /// [`NcclCommunicator`](crate::nccl::NcclCommunicator), every rank sends 64 B for this agreement, and the ranks
     /// also compare the call.
     ///

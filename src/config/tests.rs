@@ -12,7 +12,9 @@ fn read<'a>(variables: &'a [(&'a str, &'a str)]) -> impl Fn(&str) -> Option<Stri
 fn other_variables_are_named() {
     let said = |names: &[&str]| variable_names::unknown(names.iter().map(|name| format!("{PREFIX}{name}"))).unwrap();
     assert_eq!(said(&["TIMEOUT", "TEST_GPU", "SHRINKS"]), None);
-    let expected = format!("no setting of this crate has these names, which are ignored: {PREFIX}BUCKETS, {PREFIX}COLOUR");
+    let expected = format!(
+        "these environment variables are ignored, because no setting of this crate has their names: {PREFIX}BUCKETS, {PREFIX}COLOUR"
+    );
     assert_eq!(said(&["COLOUR", "TIMEOUT", "BUCKETS"]), Some(expected));
 }
 

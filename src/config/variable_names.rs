@@ -59,7 +59,9 @@ pub(super) fn unknown(names: impl Iterator<Item = String>) -> Result<Option<Stri
         }
     }
     unknown.sort_unstable();
-    Ok((!unknown.is_empty()).then(|| format!("no setting of this crate has these names, which are ignored: {}", unknown.join(", "))))
+    Ok((!unknown.is_empty()).then(|| {
+        format!("these environment variables are ignored, because no setting of this crate has their names: {}", unknown.join(", "))
+    }))
 }
 
 /// Returns the known name that `name` resembles: one that differs by a letter or two, or one that `name` continues.

@@ -73,7 +73,7 @@ fn block(kind: Collective, source: Option<usize>, destination: Option<usize>, in
             let (source, destination) = (source.unwrap_or_default(), destination.unwrap_or_default());
             Err(Error::argument(
                 kind.name(),
-                format!("with {size} ranks, a source of {source} elements does not fit a destination of {destination}"),
+                format!("with {size} ranks, a source of {source} elements does not fit a destination of {destination} elements"),
             ))
         }
         (read, written) => Ok(written.or(read).unwrap_or_default()),

@@ -200,7 +200,7 @@ pub(crate) fn cuda_error(doing: impl Into<String>, error: DriverError) -> Error 
 
 impl Error {
     /// Wraps an error of the CUDA driver with a description of the operation. If the process cannot recover from the
-    /// error, its text says what to do.
+    /// error, the error's text says what to do.
     pub fn cuda(doing: impl Into<String>, error: DriverError) -> Self {
         cuda_error(doing, error)
     }

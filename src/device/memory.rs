@@ -439,7 +439,7 @@ fn cannot_be_handed_out(comm: &NcclComm, address: CUdeviceptr) -> Option<String>
         // In this case NCCL does not have these functions either, and works without them.
         return None;
     }
-    let words = |what: &'static str| move |error| format!("the driver {what} its memory ({})", driver::words(error));
+    let words = |what: &'static str| move |error| format!("the driver {what} the buffer's memory ({})", driver::words(error));
     let asked = || {
         driver::bind(comm.context()).map_err(words("has no context for"))?;
         let (mut base, mut size, mut handle) = (0, 0, 0);
@@ -454,7 +454,9 @@ fn cannot_be_handed_out(comm: &NcclComm, address: CUdeviceptr) -> Option<String>
         unsafe { sys::cuMemRelease(handle) }.result().map_err(words("does not release the handle of"))?;
         match (address - base) as usize % nccl_sys::NCCL_WIN_REQUIRED_ALIGNMENT {
             0 => Ok(()),
-            past => Err(format!("it begins {past} B after a multiple of {} B in its allocation", nccl_sys::NCCL_WIN_REQUIRED_ALIGNMENT)),
+            past => {
+                Err(format!("the buffer begins {past} B after a multiple of {} B in its allocation", nccl_sys::NCCL_WIN_REQUIRED_ALIGNMENT))
+            }
         }
     };
     asked().err()

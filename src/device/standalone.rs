@@ -394,7 +394,14 @@ impl NcclCommunicator {
         if peer < self.world_size() && peer != self.rank() {
             return Ok(());
         }
-        Err(Error::argument(call, format!("rank {peer} is not a peer of rank {} of {}", self.rank(), self.world_size())))
+        Err(Error::argument(
+            call,
+            format!(
+                "rank {peer} is not a peer: a peer is a rank other than this rank ({}), and below the world size ({})",
+                self.rank(),
+                self.world_size()
+            ),
+        ))
     }
 
     /// Checks a raw call and describes it as a job.
@@ -408,7 +415,8 @@ impl NcclCommunicator {
             RawCall::AllToAll => (Collective::AllToAll, None, None),
         };
         if source.dtype != destination.dtype {
-            let reason = format!("the source has {} and the destination {}", source.dtype, destination.dtype);
+            let reason =
+                format!("the source holds {}, but the destination holds {}: pass two buffers of one type", source.dtype, destination.dtype);
             return Err(Error::argument(kind.name(), reason));
         }
         op.map_or(Ok(()), |op| op.check(source.dtype))?;

@@ -242,10 +242,10 @@ fn what_cannot_be_is_refused_and_harms_nobody() {
         };
         refused(comm.broadcast_many(&mut other, 2), "root 2 does not exist");
         refused(comm.all_gather_many_into(&[[1_u32]], &mut other), "1 sources were given, and 2 destinations");
-        refused(comm.all_gather_many_into(&[[1_u32], [1]], &mut other), "buffer 1 of the list: the destination has 3 elements");
+        refused(comm.all_gather_many_into(&[[1_u32], [1]], &mut other), "buffer 1 (from 0) of the list: the destination has 3 elements");
         refused(
             comm.reduce_scatter_many_into(&[vec![0; 4], vec![0; 7]], &mut other, ReduceOp::Sum),
-            "buffer 1 of the list: the source has 7",
+            "buffer 1 (from 0) of the list: the source has 7",
         );
         refused(comm.gather_list(&[1_u32, 2], Some(&mut other[..1]).filter(|_| comm.rank() == 0), 2), "root 2 does not exist");
         refused(comm.all_gather_list(&[1_u32, 2], &mut other[..1]), "1 destinations were given, but 2 are needed");

@@ -62,7 +62,8 @@ fn a_call_that_does_not_end_is_warned_of_on_standard_error_where_nobody_listens(
         let begins = format!("collectives: rank 0 of world: {what}: still waiting after 0.");
         assert_eq!(count(&begins), 2, "one for each wiring of {what}: {said_to_nobody}");
     }
-    let unknown = "collectives: no setting of this crate has these names, which are ignored: COLLECTIVES_COLOUR\n";
+    let unknown =
+        "collectives: these environment variables are ignored, because no setting of this crate has their names: COLLECTIVES_COLOUR\n";
     assert_eq!(said_to_nobody.matches(unknown).count(), 1, "once for all communicators: {said_to_nobody}");
     for mode in ["off", "short", "deaf"] {
         let said = said(mode);

@@ -208,7 +208,8 @@ impl Communicator {
 
     /// Queues the collectives of one call together, for a work that owns their buffers.
     pub(in crate::communicator) fn queue_all_and_mark(&self, calls: Vec<DeviceCall<'_>>) -> Result<Queued> {
-        let doing = calls.first().map_or(String::new(), |call| format!("{} collectives that begin with {}", calls.len(), call.job.call));
+        let doing =
+            calls.first().map_or(String::new(), |call| format!("{} collectives, of which the first is {}", calls.len(), call.job.call));
         self.and_mark("group", doing, |hold| self.queue_batch(calls.into(), hold))
     }
 
@@ -318,11 +319,13 @@ impl Communicator {
     /// any of them waits.
     fn agree_across<'a>(comms: &[&'a Self], backends: &[&'a DeviceBackend], resolved: &[Resolved<'_>]) -> Result<Vec<CommitGuard<'a>>> {
         if backends.iter().zip(resolved).any(|(backend, part)| part.jobs.iter().any(|job| backend.lacks_kernel(job))) {
-            let reason = "the ranks must first agree that all of them can run the op; use the op once outside such a group";
+            let reason =
+                "the ranks must first agree that all of them can run the op; use the op once on each communicator before this group";
             return Err(Error::unsupported("the first use of a custom op in a group of several communicators", reason));
         }
         if let Some(job) = resolved.iter().flat_map(|part| &part.jobs).find(|job| job.call.kind.is_pairwise()) {
-            let reason = "its lengths are compared between the ranks of one communicator; record it in a group of that communicator only";
+            let reason = "the ranks compare its lengths by a collective, which such a group cannot make; record the call in a group of one \
+                          communicator";
             return Err(Error::unsupported(format!("{} in a group of several communicators", job.call.kind.name()), reason));
         }
         Self::allocate_across(comms, backends, resolved)?;

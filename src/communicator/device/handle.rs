@@ -120,7 +120,7 @@ impl Device {
 
     /// Waits until all work on one of the caller's streams has ended, with the same limit as
     /// [`synchronize`](Self::synchronize). Use this method if work on the stream waits for a call of this communicator.
-    /// Such work also waits for the call's other ranks, so your own wait for it needs a limit.
+    /// Such work also waits for the other ranks to make the call, so a wait for this work needs a limit.
     ///
     /// # Errors
     ///
@@ -140,8 +140,8 @@ impl Device {
 }
 
 impl Communicator {
-    /// Returns a handle to this communicator whose calls on device buffers are queued on `stream`, instead of on the
-    /// communicator's own stream. Calls on host buffers are not affected.
+    /// Returns a handle to this communicator. Calls on device buffers through this handle are queued on `stream`,
+    /// instead of on the communicator's own stream. Calls on host buffers are not affected.
     ///
     /// NCCL requires a single order for all calls of a communicator. So if you use several streams, use events to order
     /// the calls on different streams.
@@ -161,9 +161,9 @@ impl Communicator {
         Self { stream: Some(Arc::clone(stream)), ..self.clone() }
     }
 
-    /// Makes calls in order with the work on a stream of another crate: the calls that the closure makes run after all
-    /// work that is already on `stream`, and before all work that is queued on it later. `stream` can also be a raw
-    /// `CUstream` or `cudaStream_t` (see [`RawStream`](crate::interop::RawStream)).
+    /// Orders calls relative to the work on a stream of another crate: the calls that the closure makes run after all
+    /// work that is already on `stream`, and before all work that is queued on `stream` later. `stream` can also be a
+    /// raw `CUstream` or `cudaStream_t` (see [`RawStream`](crate::interop::RawStream)).
     ///
     /// ```no_run
     /// # use collectives::{Communicator, ReduceOp, interop::RawStream};
@@ -175,8 +175,8 @@ impl Communicator {
     /// ```
     ///
     /// The calls themselves run on the communicator's stream, with one event before and one after them. They do not run
-    /// on `stream`, because a communicator keeps the streams that it has used, and a borrowed stream does not live that
-    /// long. For cudarc streams, use [`Communicator::with_stream`], which needs no events.
+    /// on `stream`, because a communicator keeps the streams that it has used, but a borrowed stream may end before the
+    /// communicator. For cudarc streams, use [`Communicator::with_stream`], which needs no events.
     ///
     /// # Errors
     ///

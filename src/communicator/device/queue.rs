@@ -261,7 +261,8 @@ impl Communicator {
         self.refuse_forked(call)?;
         let stream = self.device_stream(backend);
         if device::is_capturing(stream) {
-            let reason = "its end cannot be queried inside a graph; use the form that returns no Work, which also only queues the call";
+            let reason = "the end of the call cannot be queried inside a graph; use the form that returns no Work: it does not wait for \
+                          the device either";
             return Err(Error::unsupported(format!("starting {doing} in the background while a graph is captured"), reason));
         }
         let may_run = Cell::new(false);

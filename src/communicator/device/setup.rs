@@ -407,10 +407,11 @@ impl Communicator {
             return None;
         }
         let listener = self.with_backend(|backend| backend.recovery_listeners().get(self.rank()).copied().flatten()).ok().flatten();
-        let reached = listener.map_or_else(String::new, |address| format!("; the host backend uses the one that has {}", address.ip()));
+        let reached =
+            listener.map_or_else(String::new, |address| format!("; the host backend uses the interface with the address {}", address.ip()));
         Some(format!(
-            ". NCCL chooses a network interface by itself: if the other hosts cannot reach that one, name another in NCCL_SOCKET_IFNAME on \
-             every rank{reached}"
+            ". NCCL chooses a network interface by itself: if the other hosts cannot reach it, name another interface in \
+             NCCL_SOCKET_IFNAME on every rank{reached}"
         ))
     }
 

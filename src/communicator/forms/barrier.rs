@@ -26,7 +26,7 @@ impl Communicator {
         self.moving::<u8>(Collective::Barrier, None, 0, Source::Nothing, None, BlockLayout::Equal(0))
     }
 
-    /// Waits until every rank has entered. Cost: log₂ n hops.
+    /// Waits until every rank has entered the barrier. Cost: log₂ n hops.
     ///
     /// # Errors
     ///
@@ -39,9 +39,9 @@ impl Communicator {
         self.execute(self.prepare_barrier())
     }
 
-    /// Waits until every rank has entered, for at most `limit`. If `limit` passes, every rank that has entered gets an
-    /// error that names all missing ranks. When the late ranks enter, they get the same error. The communicator stays
-    /// usable on all ranks.
+    /// Waits for at most `limit` until every rank has entered the barrier. If `limit` passes, every rank that has
+    /// entered gets an error that names all missing ranks. When the late ranks enter, they get the same error. The
+    /// communicator stays usable on all ranks.
     ///
     /// Cost: each of the other ranks sends one message to rank 0 and receives one message from rank 0.
     ///
@@ -82,7 +82,7 @@ impl Communicator {
     /// other tags, and other threads' collectives, can run at the same time. Ranks may enter barriers with different
     /// tags in different orders. The program's own messages do not disturb a barrier. Several threads of a rank may
     /// enter barriers with the same tag. When the k-th of these threads leaves its barrier, every rank has entered a
-    /// barrier with this tag k times.
+    /// barrier with this tag at least k times.
     ///
     /// Cost: log₂ n rounds. In each round, every rank sends one message of 4 bytes and receives one such message.
     ///
@@ -99,10 +99,10 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// - `Timeout`: at least one of the ranks that the error names as missing has not entered, and the ranks that it
-    ///   names as arrived have. The others may have entered or not. ([`monitored_barrier`](Self::monitored_barrier)
-    ///   finds out exactly which ranks are missing.) The communicator stays usable, and this rank's next barrier with
-    ///   the same tag resumes the one that timed out.
+    /// - `Timeout`: all ranks that the error names as arrived have entered. At least one of the ranks that it names as
+    ///   missing has not entered. Any other rank may have entered or not.
+    ///   ([`monitored_barrier`](Self::monitored_barrier) finds out exactly which ranks are missing.) The communicator
+    ///   stays usable, and this rank's next barrier with the same tag resumes the one that timed out.
     /// - `PeerLost` on every rank, if a rank is lost before it has entered. Messages between the other ranks still
     ///   work.
     pub fn tagged_barrier(&self, tag: u32) -> Result<()> {
@@ -123,7 +123,7 @@ impl Communicator {
         }
         let Some(lost) = standing.lost else { return Ok(()) };
         let peer = self.peers().get(lost as usize).cloned().unwrap_or_else(|| Peer::unknown(lost as usize));
-        let reason = "it ended or closed its communicator before it reached the barrier".to_owned();
+        let reason = "it ended, or closed its communicator, before it reached the barrier".to_owned();
         Err(Error::PeerLost { doing: tagged(tag), peer, elapsed: deadline.elapsed(), reason })
     }
 

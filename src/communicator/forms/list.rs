@@ -66,8 +66,8 @@ impl Communicator {
         self.execute(self.prepare_gather_list(source, destinations, root))
     }
 
-    /// Sends one buffer of the root's list to each rank, in rank order. The root passes `Some` with a list that has one
-    /// source for each rank. The other ranks pass `None`. Cost: the root sends n−1 blocks.
+    /// Sends each buffer of the root's list to the rank with the buffer's index. The root passes `Some` with a list
+    /// that has one source for each rank. The other ranks pass `None`. Cost: the root sends n−1 blocks.
     ///
     /// ```
     /// # use collectives::Communicator;

@@ -309,7 +309,8 @@ impl Communicator {
             if let Some(element) = prepared.element() {
                 let first = *known.get_or_insert(element);
                 if first != element {
-                    let reason = format!("buffer {place} holds {element}, but earlier buffers hold {first}: make one call for each type");
+                    let reason =
+                        format!("buffer {place} (from 0) holds {element}, but earlier buffers hold {first}: make one call for each type");
                     return Err(Error::argument(call, reason));
                 }
             }
@@ -322,7 +323,8 @@ impl Communicator {
                 Prepared::Host(job, _) => jobs.push(job),
                 _ => {
                     let reason = format!(
-                        "buffer {place} and earlier buffers are in different kinds of memory: pass all on the host, or all on a device"
+                        "buffer {place} (from 0) and earlier buffers are in different kinds of memory: pass all on the host, or all on a \
+                         device"
                     );
                     return Err(Error::argument(call, reason));
                 }
@@ -361,7 +363,8 @@ where
     D: BufferMut<Element = S::Element>,
 {
     if sources.len() != destinations.len() {
-        let reason = format!("{} sources were given, and {} destinations: pass one for each", sources.len(), destinations.len());
+        let reason =
+            format!("{} sources were given, and {} destinations: pass one destination for each source", sources.len(), destinations.len());
         return Err(Error::argument(call, reason));
     }
     Ok(sources.iter().map(Buffer::memory).zip(destinations.iter_mut().map(BufferMut::memory_mut)))
@@ -370,7 +373,7 @@ where
 /// Adds a buffer's place in the list to an error about that buffer.
 fn at_place(call: &'static str, place: usize, error: Error) -> Error {
     match error {
-        Error::InvalidArgument { reason, .. } => Error::argument(call, format!("buffer {place} of the list: {reason}")),
+        Error::InvalidArgument { reason, .. } => Error::argument(call, format!("buffer {place} (from 0) of the list: {reason}")),
         other => other,
     }
 }

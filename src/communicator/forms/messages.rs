@@ -52,7 +52,10 @@ impl Communicator {
     #[cfg(feature = "cuda")]
     pub(in crate::communicator) fn device_source(call: &'static str, envelope: &Envelope) -> Result<usize> {
         envelope.peer.ok_or_else(|| {
-            Error::unsupported(format!("{call} from any rank into device memory"), "NCCL needs to know the source; name that rank")
+            Error::unsupported(
+                format!("{call} from any rank into device memory"),
+                "NCCL needs to know the source; name the rank that sends",
+            )
         })
     }
 
@@ -175,8 +178,8 @@ type Terms = fn(&Communicator, &'static str, &Envelope, (TypeTag, usize)) -> Res
 /// - `PeerLost`, `Timeout`, `Poisoned`.
 ///
 /// After all of these except `PeerLost` and `Poisoned`, the communicator stays usable. After `PeerLost`, only messages
-/// between other ranks still work. (In device memory, a `Timeout` also ends the communicator, unless the call was still
-/// waiting for its turn.)
+/// between other ranks still work. (For a message on device buffers, a `Timeout` also ends the communicator, unless the
+/// call was still waiting for its turn.)
 impl Communicator {
     /// Sends a buffer to a rank. The program may reuse the buffer when the call returns.
     ///

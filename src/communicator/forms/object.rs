@@ -141,8 +141,8 @@ impl Communicator {
         })
     }
 
-    /// Sends one object of the root's list to each rank, in rank order. The root passes `Some` with one object for each
-    /// rank. The other ranks pass `None`.
+    /// Sends each object of the root's list to the rank with the object's index. The root passes `Some` with one object
+    /// for each rank. The other ranks pass `None`.
     ///
     /// ```
     /// # use collectives::Communicator;

@@ -124,8 +124,8 @@ impl Communicator {
     /// ```
     ///
     /// If the transport is `Transport::Tcp`, or if no other rank is on this rank's host, the buffer is ordinary memory
-    /// that begins at a page boundary. So programs need no separate code for these cases. If the ranks are on several
-    /// hosts, each rank shares memory only with the ranks of its own host.
+    /// that begins at a page boundary. `alloc` can be called in these cases too, so programs need no separate code for
+    /// them. If the ranks are on several hosts, each rank shares memory only with the ranks of its own host.
     ///
     /// **Cost.**
     /// - Memory: the bytes of every rank's buffer exist once on the host, and `alloc` allocates them before it returns.
@@ -140,10 +140,11 @@ impl Communicator {
     /// Huge pages are used if the system allows them for shared memory
     /// (`/sys/kernel/mm/transparent_hugepage/shmem_enabled` is `advise`).
     ///
-    /// A rank can drop its buffer while the other ranks keep theirs. Its memory is freed immediately, and its address
-    /// space at the next collective of this communicator. Collectives on the remaining buffers then copy through the
-    /// communicator's own shared memory. After a failed call, other ranks may still be reading the dropped buffer, so
-    /// its memory is freed only when all ranks of the host have dropped their buffers and the communicator.
+    /// A rank can drop its buffer while the other ranks keep theirs. The memory of this buffer is freed immediately,
+    /// and its address space at the next collective of this communicator. Collectives on the remaining buffers then
+    /// copy through the communicator's own shared memory. After a failed call, other ranks may still be reading the
+    /// dropped buffer, so its memory is freed only when all ranks of the host have dropped their buffers and the
+    /// communicator.
     ///
     /// # Errors
     ///

@@ -10,10 +10,10 @@ use crate::error::Result;
 /// In a buffer with the blocks of all ranks, the blocks lie side by side in rank order. Counts are in elements, and may
 /// be 0.
 ///
-/// In calls in which every rank passes all counts, they must be the same on every rank. In calls in which a rank knows
-/// only some of the counts (`gather_v_into`, `scatter_v_into`, `all_to_all_v_into`), the two ends of each transfer must
-/// agree on its count. All ranks compare the counts before anything is written. If any differ, every rank gets the same
-/// `Mismatch`.
+/// In calls in which every rank passes all counts, the counts must be the same on every rank. In calls in which a rank
+/// knows only some of the counts (`gather_v_into`, `scatter_v_into`, `all_to_all_v_into`), the two ends of each
+/// transfer must agree on its count. All ranks compare the counts before anything is written. If any differ, every rank
+/// gets the same `Mismatch`.
 ///
 /// Errors common to all collectives with unequal counts:
 /// - The errors common to all collectives.

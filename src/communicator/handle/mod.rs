@@ -38,11 +38,11 @@ use crate::observe::LIFE;
 
 /// One rank's handle to a set of ranks that make calls together. A rank is a process or a thread.
 ///
-/// Every rank must make the same collectives in the same order. If they differ, the ranks get an error that names two
-/// of the calls. Blocking calls run on the calling thread. Methods whose names begin with `start_` start *background
-/// calls*. Background collectives run in the order in which they were started, and a blocking collective waits for
-/// those that were started before it. Messages ([`send`](Self::send), [`recv`](Self::recv) …) do not wait for
-/// collectives.
+/// Every rank must make the same collectives in the same order. If the ranks' collectives differ, the ranks get an
+/// error that names two of the calls. Blocking calls run on the calling thread. Methods whose names begin with `start_`
+/// start *background calls*. Background collectives run in the order in which they were started, and a blocking
+/// collective waits for those that were started before it. Messages ([`send`](Self::send), [`recv`](Self::recv) …) do
+/// not wait for collectives.
 ///
 /// A clone is a further handle to the same communicator, for another thread or another owner. The collectives of
 /// several threads run one after the other, in the order in which they are called. The program must make sure that this
@@ -52,16 +52,16 @@ use crate::observe::LIFE;
 ///
 /// If two ranks, or two threads, use two communicators in different orders, they wait for each other until a deadline
 /// passes. The resulting [`Error::Timeout`] names the call, the ranks that it waited for, and the other calls in which
-/// this process waited at the same time. If the ranks are processes, each process names only its own calls.
-/// `collperf --explain-hang` compares the calls of all processes.
+/// this process waited at the same time. If each rank is a process, each rank's error names only the calls of its own
+/// process. `collperf --explain-hang` compares the calls of all processes.
 ///
 /// A lost peer, a mismatch, an abort or a timeout inside a collective ends the communicator. Later calls return an
 /// error that contains the first error. [`shrink`](Self::shrink) makes a new communicator of the remaining ranks.
 ///
 /// A communicator stays alive as long as a clone exists. A [`Device`](crate::Device) and a `DataParallel` of
 /// `collectives-train` contain a clone, and so does a closure that captures one. An object that the communicator itself
-/// keeps, such as an observer in its settings, would keep the communicator alive forever. Give such an object an
-/// [`abort_handle`](Self::abort_handle) instead of a clone.
+/// keeps, such as an observer in its settings, must not contain a clone: the communicator would then stay alive
+/// forever. Give such an object an [`abort_handle`](Self::abort_handle) instead of a clone.
 ///
 /// When the last clone is dropped, the communicator waits up to five seconds for background calls, notifies the peers,
 /// and closes the connections. See also [`close`](Self::close).
@@ -246,10 +246,10 @@ impl Communicator {
     /// Returns a new handle to this communicator, with a timeout that applies only to calls through the new handle. You
     /// can use the new handle for one call, or keep it.
     ///
-    /// For a call on devices, the timeout limits the time that the device may take. It counts from the moment at which
-    /// the call is queued, with an accuracy of a tenth of a second. If earlier calls with other timeouts are still
-    /// running at that moment, the timeout counts from the end of those calls, because NCCL runs a communicator's calls
-    /// in order. So the timeout of one call neither shortens nor lengthens that of another. If the timeout of a call on
+    /// For a call on devices, the timeout limits the time that the device may take. The timeout begins when the call is
+    /// queued, with an accuracy of a tenth of a second. If earlier calls with other timeouts are still running at that
+    /// moment, the timeout begins when those calls end, because NCCL runs a communicator's calls in order. So the
+    /// timeout of one call neither shortens nor lengthens the timeout of another call. If the timeout of a call on
     /// devices passes, the communicator ends. A call whose timeout differs from that of the previous call costs one
     /// more event on each stream in use.
     ///

@@ -49,8 +49,8 @@ impl Communicator {
     /// is written completely or not at all.
     ///
     /// If [`Config::trace`](crate::Config::trace) is on, the trace has the last 131,072 calls. If it is off, the trace
-    /// contains only the records of this communicator's [flight recorder](Self::flight_recorder): the time at which
-    /// most calls began, and the time at which calls of more than a few microseconds ended.
+    /// contains only the records of this communicator's [flight recorder](Self::flight_recorder). These records contain
+    /// start times for most calls, but end times only for calls that took more than a few microseconds.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -71,7 +71,8 @@ impl Communicator {
     /// - `Unsupported` in a forked child.
     pub fn write_trace(&self, folder: impl AsRef<Path>) -> Result<PathBuf> {
         if self.core.shared.health.is_foreign() {
-            let reason = "this process was forked from the one that created the communicator, and does not have its trace".to_owned();
+            let reason =
+                "this process was forked from the one that created the communicator, and does not have the communicator's trace".to_owned();
             return Err(Error::Unsupported { what: "write_trace".to_owned(), reason });
         }
         self.with_trace(|log| log.write(folder.as_ref()))

@@ -180,7 +180,10 @@ impl Worker {
         }
         shared.health.end(AbortReason::Aborted { by: shared.rank as u32 });
         if !own.wait(LAST) {
-            event::warn!(rank = shared.rank, "a custom op or a callback of a background call has not returned: its thread is abandoned");
+            event::warn!(
+                rank = shared.rank,
+                "a custom op or a callback of a background call has not returned: the thread that runs it is abandoned"
+            );
         }
     }
 }

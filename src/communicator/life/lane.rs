@@ -53,7 +53,7 @@ impl Communicator {
     ///
     /// - `Timeout` if a rank does not ask for the lane in time.
     /// - The errors of joining a job (see [`Communicator::from_env`]), and `PeerLost`.
-    /// - `InvalidArgument` if a callback asks for the lane on the thread that is making it.
+    /// - `InvalidArgument` if a callback asks for the lane on the thread that is making the lane.
     ///
     /// If a lane could not be made, later calls with its number return the same error. This communicator stays usable.
     pub fn lane(&self, number: u32) -> Result<Self> {

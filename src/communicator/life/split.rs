@@ -82,9 +82,9 @@ impl Communicator {
     /// of the list. Returns `Some` for each list that contains this rank, and `None` for the other lists. Collective:
     /// every rank of this communicator must make this call with the same lists.
     ///
-    /// A rank may be in several lists. Lists without a common rank are made together in one round, at the cost of one
-    /// [`split`](Self::split). Lists with a common rank need several rounds: each list is made in the first round in
-    /// which no earlier list has a rank in common with it.
+    /// A rank may be in several lists. Communicators of lists without a common rank are made together in one round, at
+    /// the cost of one [`split`](Self::split). Lists with a common rank need several rounds. In the order of `lists`,
+    /// each list is put into the first round whose lists so far have no rank in common with this list.
     ///
     /// ```
     /// # use collectives::Communicator;
@@ -100,8 +100,8 @@ impl Communicator {
     /// # Errors
     ///
     /// The errors of [`subgroup`](Self::subgroup). If the communicator of one list cannot be made, the ranks in that
-    /// list get the error, and no communicators of other lists. Ranks that are not in that list still get their
-    /// communicators.
+    /// list get the error, and they do not get the communicators of their other lists either. Ranks that are not in
+    /// that list still get their communicators.
     #[doc(alias = "new_subgroups_by_enumeration")]
     pub fn subgroups<L: AsRef<[usize]>>(&self, lists: &[L]) -> Result<Vec<Option<Self>>> {
         let lists: Vec<&[usize]> = lists.iter().map(AsRef::as_ref).collect();

@@ -135,7 +135,7 @@ impl Communicator {
 
     /// Makes a call that reduces: like `moving`, with a kernel. If the op requires it, the contribution is multiplied
     /// first. The layout is in elements.
-    #[expect(clippy::too_many_arguments, reason = "one place where all that a reduction is made of comes together")]
+    #[expect(clippy::too_many_arguments, reason = "all parts of a reduction come together here")]
     #[inline]
     pub(in crate::communicator) fn reducing<'a, T: Data>(
         &self,

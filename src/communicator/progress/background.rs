@@ -232,7 +232,7 @@ impl ProgressEngine {
         let Some(background) = self.background.get() else { return };
         background.unpark();
         if !background.wait(LAST) && !is_own() {
-            event::warn!(rank = self.rank, "a message listener has not returned: its thread is abandoned");
+            event::warn!(rank = self.rank, "a message listener has not returned: the thread that runs it is abandoned");
         }
     }
 }

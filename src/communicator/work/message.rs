@@ -39,7 +39,7 @@ impl Envelope {
         Self { peer: Some(rank), tag: 0, timeout: None }
     }
 
-    /// Accepts a message from any rank: the receive takes the first message with the envelope's tag that arrives.
+    /// Accepts a message from any rank: the receive takes the first message that arrives with the envelope's tag.
     #[doc(alias = "MPI_ANY_SOURCE")]
     pub const fn any() -> Self {
         Self { peer: None, tag: 0, timeout: None }

@@ -1,6 +1,6 @@
 //! Keeps a buffer alive and in place while a background call works on it through raw pointers.
 
-#![expect(unsafe_code, reason = "a box that is moved may not be pointed into; a raw allocation may")]
+#![expect(unsafe_code, reason = "a moved box invalidates pointers to its value, so the value lies in a raw allocation")]
 
 use std::any::Any;
 use std::ptr::NonNull;

@@ -1,7 +1,7 @@
 //! The data that ranks without a host backend send each other before a call is queued. Each rank sends 64 bytes, over
 //! NCCL itself, on a separate stream.
 
-#![expect(unsafe_code, reason = "copies to and from device memory of the backend's own")]
+#![expect(unsafe_code, reason = "copies to and from the backend's own device memory")]
 
 use std::time::Duration;
 

@@ -56,7 +56,7 @@ fn numbers(doing: &str, setup: &Setup<'_>) -> Result<(c_int, c_int)> {
         Some(numbers) if setup.rank < setup.world_size && !setup.ids.is_empty() && setup.ids.len() <= setup.world_size => Ok(numbers),
         _ => {
             let expected = format!(
-                "the rank must be below the world size, and there must be at least one id and at most one id per rank; there are {} ids",
+                "the rank must be below the world size, and the number of ids must be from 1 to the world size; {} ids were given",
                 setup.ids.len()
             );
             Err(Error::config(doing, expected))
@@ -114,14 +114,18 @@ impl NcclComm {
             return Err(Error::argument(
                 "shrink",
                 format!(
-                    "rank {wrong} cannot be left out: it is this rank ({}), or not below the world size ({})",
+                    "rank {wrong} cannot be left out: it is either this rank (rank {}) or not below the world size ({})",
                     self.rank(),
                     self.world_size()
                 ),
             ));
         }
         if excluded.is_empty() {
-            return Err(Error::argument("shrink", "no rank is left out, which NCCL does not allow: split with one colour instead"));
+            return Err(Error::argument(
+                "shrink",
+                "the list of excluded ranks is empty, but NCCL must leave out at least one rank; to keep all ranks, use split with one \
+                 colour",
+            ));
         }
         // A separate list, because NCCL sorts it. A rank listed twice would count twice.
         let mut list: Vec<c_int> = excluded.iter().map(|rank| *rank as c_int).collect();

@@ -108,7 +108,7 @@ impl LiveGraphs {
         match marked {
             Ok(()) => Ok(Some(Captured(Some(record)))),
             Err(error) if is_refusal(error) => {
-                event::warn!(%error, "the driver refuses to mark calls in graphs: a call that is stuck in a launch of one is not noticed");
+                event::warn!(%error, "the driver refuses to mark calls in graphs: a call that is stuck in a launched graph is not noticed");
                 self.are_unwatched.store(true, Ordering::Relaxed);
                 Ok(Some(Captured(None)))
             }

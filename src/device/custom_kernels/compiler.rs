@@ -86,7 +86,7 @@ fn log_of(program: &Program) -> String {
 }
 
 fn failed(expression: &str, words: &str) -> Error {
-    Error::config(format!("the expression {expression:?}"), format!("NVRTC failed to compile it, {words}"))
+    Error::config(format!("the expression {expression:?}"), format!("NVRTC failed to compile it: {words}"))
 }
 
 /// Returns the compiler, if a library with one of its names can be opened. cudarc would panic if it found none.
@@ -141,6 +141,6 @@ mod tests {
         assert_eq!((&code[..4], u16::from_le_bytes([code[18], code[19]])), (&b"\x7fELF"[..], 190));
         assert!(code.windows(ENTRY.len()).any(|bytes| bytes == ENTRY.as_bytes()));
         let unknown = machine_code(&good, (99, 9), "good").unwrap_err().to_string();
-        assert!(unknown.contains("NVRTC failed to compile it, for sm_999"), "{unknown}");
+        assert!(unknown.contains("NVRTC failed to compile it: for sm_999"), "{unknown}");
     }
 }

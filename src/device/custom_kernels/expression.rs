@@ -298,14 +298,14 @@ impl Checker {
             "(" | "!" | "~" => return Err("appears where an operator between two values is expected"),
             ")" => {
                 if *waiting != 0 {
-                    return Err("closes a parenthesis in which a condition has no :");
+                    return Err("closes a parenthesis in which a condition has no ':'");
                 }
                 self.conditions.pop();
                 return self.open.pop().map(|_| ()).ok_or("closes a parenthesis that was not opened");
             }
             "," if self.open.last() != Some(&Open::Arguments) => return Err("appears outside of a function's arguments"),
             "?" => *waiting += 1,
-            ":" => *waiting = waiting.checked_sub(1).ok_or("has no ? before it")?,
+            ":" => *waiting = waiting.checked_sub(1).ok_or("has no '?' before it")?,
             _ => {}
         }
         self.next = Next::Operand;
@@ -326,7 +326,7 @@ impl Checker {
         match self.next {
             _ if !self.open.is_empty() => Err("a parenthesis is left open"),
             Next::Operator if self.conditions.iter().all(|waiting| *waiting == 0) => Ok(()),
-            Next::Operator => Err("a condition has no :"),
+            Next::Operator => Err("a condition has no ':'"),
             _ => Err("it ends where a value is expected"),
         }
     }
@@ -389,7 +389,7 @@ mod tests {
             ("a[0]", "\"[\""),
             ("a->b", "\">\""),
             ("a.b", "\".\""),
-            ("a ? b", "no :"),
+            ("a ? b", "no ':'"),
             ("a : b", "\":\""),
             ("(a ? b) : a", "\")\""),
             ("std::max(a, b)", "\"std\""),

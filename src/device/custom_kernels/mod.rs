@@ -61,7 +61,7 @@ impl CustomKernels {
             return Ok(place);
         }
         if driver::is_capturing(stream) {
-            let reason = "its kernel is loaded when it is first used; use it once before the capture";
+            let reason = "the op's kernel is loaded at the op's first use; use the op once before the capture";
             return Err(Error::unsupported("the first use of a custom op while a graph is captured", reason));
         }
         let (module, entry) = match code {

@@ -275,7 +275,8 @@ fn check_config(config: &NcclConfig) -> Result<(), Error> {
     }
     for (name, share) in [("split_share", config.split_share), ("shrink_share", config.shrink_share)] {
         if share == Some(true) {
-            let reason = "communicators that share resources are aborted together, but each must end independently here";
+            let reason =
+                "if NCCL aborts a communicator, it aborts all that share resources with it, but in this crate, each must end independently";
             return Err(Error::config(format!("NcclConfig::{name} true"), reason));
         }
     }

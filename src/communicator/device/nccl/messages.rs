@@ -108,7 +108,8 @@ impl NcclCommunicator {
     /// - `InvalidArgument` for a rank that is not a peer, and for memory that is not on this device.
     /// - `Mismatch` if the two ends differ in element type or length, or if they group their messages differently. A
     ///   mismatch ends the communicator.
-    /// - `Unsupported` if the two ends are to compare the message, but the stream is being captured into a graph.
+    /// - `Unsupported` if the stream is being captured into a graph, and the message is one that the two ends must
+    ///   compare.
     /// - `Timeout`, `Nccl`, `Cuda`, `Poisoned`.
     #[doc(alias = "ncclSend")]
     pub fn send<B: Buffer + ?Sized>(&self, buffer: &B, to: usize, stream: &Arc<CudaStream>) -> Result<()> {
@@ -135,9 +136,9 @@ impl NcclCommunicator {
         self.grouped("recv", stream, |group| group.recv(buffer, from))
     }
 
-    /// Queues several messages together, so that messages in opposite directions do not wait for each other. If two
-    /// ranks exchange messages in a group, both ranks must put the same messages into their groups. If the closure
-    /// fails, no message is queued.
+    /// Queues several messages together, so that messages in opposite directions do not wait for each other. If a rank
+    /// puts several messages to or from another rank into one group, the other rank must put its ends of these messages
+    /// into one group too. If the closure fails, no message is queued.
     ///
     /// ```no_run
     /// # use collectives::nccl::NcclCommunicator;

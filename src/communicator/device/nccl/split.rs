@@ -58,14 +58,14 @@ impl NcclCommunicator {
     ///
     /// # Errors
     ///
-    /// - `InvalidArgument` if the world size does not become larger. All ranks get this error if no rank passes an id,
-    ///   or if more than one rank passes an id.
+    /// - `InvalidArgument` if `world_size` is not larger than the current world size. All ranks get this error if no
+    ///   rank passes an id, or if more than one rank passes an id.
     /// - `Mismatch` if another rank makes a different typed call instead.
     /// - `Nccl`, `Timeout`, `Poisoned`.
     #[doc(alias = "ncclCommGrow")]
     pub fn grow(&self, world_size: usize, id: Option<UniqueId>) -> Result<Self> {
         if world_size <= self.world_size() {
-            let reason = format!("a world size of {world_size} is not above the current {}", self.world_size());
+            let reason = format!("the new world size {world_size} is not larger than the current world size {}", self.world_size());
             return Err(Error::argument(GROW, reason));
         }
         let (deadline, id) = (self.deadline(), id.map(UniqueId::to_nccl));

@@ -75,7 +75,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// - `Config` if variables are missing or malformed.
+    /// - `Config` if environment variables are missing or malformed.
     /// - `Conflict` if ranks contradict each other.
     /// - `Timeout`, which names the ranks that have not joined.
     #[doc(alias = "init_process_group")]
@@ -121,7 +121,7 @@ impl Communicator {
     /// # Errors
     ///
     /// - `InvalidArgument` for a world size of 0.
-    /// - `Config` for a world size above 1,048,576, or if variables are malformed.
+    /// - `Config` for a world size above 1,048,576, or if environment variables are malformed.
     /// - Errors of the operating system.
     #[doc(alias = "ncclCommInitAll")]
     pub fn local(world_size: usize) -> Result<Vec<Self>> {

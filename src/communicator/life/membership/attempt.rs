@@ -206,7 +206,7 @@ pub(super) fn candidates<C: Members>(comm: &C) -> Result<Vec<Candidate>> {
             }
             if attempts >= ATTEMPTS {
                 let reason =
-                    format!("the ranks could not connect with {} in {attempts} attempts; their logs have the reason", request.from);
+                    format!("the ranks could not connect with {} in {attempts} attempts; the ranks' logs give the reason", request.from);
                 requests.refuse(number, attempts + 1, &reason)?;
             } else {
                 candidates.push(Candidate { number, listener });

@@ -32,14 +32,15 @@ impl Communicator {
     /// If an error has ended this communicator, or a rank is lost during this call, `admit` first leaves out the lost
     /// ranks, like [`shrink`](Self::shrink).
     ///
-    /// A newcomer whose process has ended is left out at once. A newcomer whose process is stopped delays only one
-    /// call: by at most 2 s, or, if it stops while the ranks connect, by at most 30 s plus 20 ms for each rank. If the
-    /// ranks cannot connect with a newcomer, it waits for the next call, and is refused after three attempts.
+    /// A newcomer whose process has ended is left out at once. A newcomer whose process is stopped delays only one call
+    /// of `admit`: by at most 2 s, or, if the process is stopped while the ranks connect, by at most 30 s plus 20 ms
+    /// for each rank. If the ranks cannot connect with a newcomer, the newcomer waits for the next call of `admit`.
+    /// After three attempts, it is refused.
     ///
-    /// Once newcomers have been admitted, call `shrink` and `admit` on the new communicator, because a `shrink` of this
-    /// one returns `LeftBehind`. The new communicator is a job of its own, with the name "world" and with
-    /// [`world_ranks`](Self::world_ranks) that count from 0. It has the same settings as this communicator, and a
-    /// device backend if this one has a device backend.
+    /// After newcomers have been admitted, make all later calls of `shrink` and `admit` on the new communicator,
+    /// because a `shrink` of this one returns `LeftBehind`. The new communicator is a job of its own, with the name
+    /// "world", in which the [`world_ranks`](Self::world_ranks) begin again at 0. It has the same settings as this
+    /// communicator, and a device backend if this one has a device backend.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -112,7 +113,7 @@ impl Communicator {
         Box::new(move || {
             members().or_else(|| {
                 let gone = newcomers.iter().find(|listener| probe(listener) == Probe::Gone);
-                gone.map(|listener| format!("the newcomer behind {listener} is gone"))
+                gone.map(|listener| format!("the newcomer at {listener} is gone"))
             })
         })
     }

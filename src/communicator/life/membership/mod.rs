@@ -57,7 +57,7 @@ pub struct Membership {
     /// The communicator of old ranks and newcomers. If there were no newcomers, this is the old communicator.
     pub communicator: Communicator,
     /// The ranks of the newcomers in [`communicator`](Self::communicator). Empty if there were none. If a rank was lost
-    /// just after an admission, ranks that are already there can be in this range once more.
+    /// just after an earlier admission, the newcomers of that admission can be in this range again.
     pub newcomers: Range<usize>,
 }
 

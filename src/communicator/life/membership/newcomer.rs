@@ -24,8 +24,8 @@ use crate::rendezvous::{PrefixStore, Store, TcpStore};
 
 impl Communicator {
     /// Joins a running job. Waits at the [`join_address`](Self::join_address) of one of its ranks until the ranks
-    /// [`admit`](Self::admit) this process. If there is no answer at an address, this call tries the next one, and
-    /// after the last the first again, until the timeout has passed ([`Config::timeout`](crate::Config::timeout)).
+    /// [`admit`](Self::admit) this process. If there is no answer at an address, this call tries the next address
+    /// (after the last address, the first one again), until [`Config::timeout`](crate::Config::timeout) has passed.
     ///
     /// Returns what [`admit`](Self::admit) returns on the other ranks: the new communicator, in which this process has
     /// one of the highest ranks, and the ranks of all newcomers. The program itself must pass its state on to the

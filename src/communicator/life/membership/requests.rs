@@ -94,7 +94,7 @@ impl Requests {
                     first_open = first_open.min(number);
                     open.push((number, attempts, request));
                 }
-                None => self.refuse(number, attempts + 1, "its request cannot be read; use one release of the crate for all ranks")?,
+                None => self.refuse(number, attempts + 1, "its request cannot be read; use the same release of the crate for all ranks")?,
             }
         }
         self.store.add("membership/decided", (first_open - 1 - decided) as i64)?;
