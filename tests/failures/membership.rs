@@ -80,8 +80,8 @@ fn work(comm: &Communicator, id: u64, known: &mut Known) -> Result<()> {
     let mut members = vec![0_u64; comm.world_size()];
     comm.all_gather_into(&id, &mut members)?;
     assert_eq!(members[comm.rank()], id);
+    known.addresses = addresses(comm)?;
     if members != known.members {
-        known.addresses = addresses(comm)?;
         known.members.clone_from(&members);
         println!("@members {members:?}");
     }
@@ -114,6 +114,8 @@ pub(crate) struct Job<'a> {
     spawn: Spawn<'a>,
     /// The processes that live, with their last list of members. It is empty for those that are not admitted yet.
     pub(crate) living: BTreeMap<usize, String>,
+    /// Whether processes that were left behind join again.
+    pub(crate) come_back: bool,
     addresses: BTreeMap<usize, String>,
 }
 
@@ -134,7 +136,7 @@ impl<'a> Job<'a> {
     pub(crate) fn start_with(name: &'static str, world_size: usize, spawn: Spawn<'a>) -> Self {
         let living = (0..world_size).map(|rank| (rank, String::new())).collect();
         let ranks = Ranks::of((0..world_size).map(|rank| spawn(rank, None)).collect());
-        let mut job = Self { name, ranks, spawn, living, addresses: BTreeMap::new() };
+        let mut job = Self { name, ranks, spawn, living, come_back: false, addresses: BTreeMap::new() };
         job.settle("it has begun");
         job
     }
@@ -157,7 +159,7 @@ impl<'a> Job<'a> {
         self.addresses.remove(&rank);
     }
 
-    fn signal(&self, rank: usize, signal: Signal) {
+    pub(crate) fn signal(&self, rank: usize, signal: Signal) {
         kill_process(Pid::from_raw(self.ranks.children[rank].id() as i32).unwrap(), signal).unwrap();
     }
 
@@ -172,7 +174,11 @@ impl<'a> Job<'a> {
         } else if let Some(address) = line.strip_prefix("address ") {
             self.addresses.insert(rank, address.to_owned());
         } else if line == "left behind" {
-            self.living.remove(&rank);
+            if self.come_back {
+                self.living.insert(rank, String::new());
+            } else {
+                self.living.remove(&rank);
+            }
             self.addresses.remove(&rank);
         }
         (rank, line)
@@ -269,12 +275,17 @@ fn newcomers_that_are_stopped_or_die_hold_up_nobody() {
     }
 }
 
+/// Returns how many random changes a test makes.
+pub(crate) fn changes(usually: usize) -> usize {
+    std::env::var("COLLECTIVES_SOAK_CHANGES").map_or(usually, |text| text.parse().unwrap())
+}
+
 /// Makes random changes, of which several may come at once.
 fn random_changes(name: &'static str, wiring: Wiring) {
     if is_rank_of(name) {
         return rank_of_a_job_that_changes(wiring);
     }
-    let changes = std::env::var("COLLECTIVES_SOAK_CHANGES").map_or(12, |text| text.parse().unwrap());
+    let changes = changes(12);
     let (mut random, seed) = Random::new();
     println!("{name}: seed {seed}, {changes} changes");
     let mut job = Job::start(name, 3);
@@ -306,7 +317,7 @@ fn random_changes(name: &'static str, wiring: Wiring) {
 }
 
 /// Lets ranks come and go at one process, and compares what it holds before and after.
-fn nothing_is_left_behind(job: &mut Job<'_>, seed: u64) {
+pub(crate) fn nothing_is_left_behind(job: &mut Job<'_>, seed: u64) {
     let members = job.settle("the job works after all changes");
     members[1..].iter().for_each(|member| job.kill(*member));
     let mut counts = Vec::new();

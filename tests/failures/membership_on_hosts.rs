@@ -2,19 +2,23 @@
 //! `ip`. Without them, the tests print a line and count as skipped.
 
 use std::process::Child;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use collectives::{Builder, Communicator, Config, Secret, Transport};
+use rustix::process::Signal;
 
 use crate::common::hosts::{Hosts, skip};
+use crate::common::random::Random;
 use crate::common::ranks::{is_rank_of, patience};
-use crate::membership::{ADDRESSES, Job, Known, begin_or_join, work_until_left_behind};
+use crate::membership::{ADDRESSES, Job, Known, begin_or_join, changes, nothing_is_left_behind, work_until_left_behind};
 
 /// How long a call of the work may take.
 const CALL: Duration = Duration::from_secs(2);
 
-/// The host of each process.
-const PLACES: [usize; 8] = [0, 0, 0, 1, 1, 1, 0, 1];
+/// Returns the host of a process. The first five processes begin the job.
+fn place(id: usize) -> usize {
+    if id < 5 { usize::from(id > 2) } else { id % 2 }
+}
 
 /// The transports between the ranks.
 #[derive(Debug, Clone, Copy)]
@@ -57,12 +61,12 @@ fn rank_that_comes_back(links: Links) {
 
 /// Starts a process on its host.
 fn spawn(hosts: &Hosts, net: u8, name: &str, id: usize, addresses: Option<String>) -> Child {
-    let mut command = hosts.command(PLACES[id], std::env::current_exe().unwrap().to_str().unwrap());
+    let mut command = hosts.command(place(id), std::env::current_exe().unwrap().to_str().unwrap());
     command.args([name, "--exact", "--nocapture", "--test-threads=1"]);
     command.env("COLLECTIVES_TEST_CHILD", name).env("RANK", id.to_string()).env("WORLD_SIZE", "5");
     command.env("MASTER_ADDR", format!("10.99.{net}.1")).env("MASTER_PORT", "29513");
     // All hosts have the same name and boot id here.
-    command.env("COLLECTIVES_HOST_IDENTITY", format!("host {}", PLACES[id]));
+    command.env("COLLECTIVES_HOST_IDENTITY", format!("host {}", place(id)));
     if let Some(addresses) = addresses {
         command.env(ADDRESSES, addresses);
     }
@@ -101,9 +105,10 @@ fn ranks_on_hosts_come_and_go(name: &'static str, net: u8, links: Links) {
 /// Cuts the two hosts apart. Host 1 has three of the five processes, so these continue. The others come back as newcomers
 /// after the network is restored.
 fn two_halves_meet_again(job: &mut Job<'_>, hosts: &Hosts) {
+    job.come_back = true;
     hosts.cut(1);
     let mut left_behind = Vec::new();
-    while left_behind.len() < 2 || job.living.iter().any(|(_, members)| members != "[3, 4, 5]") {
+    while left_behind.len() < 2 || [3, 4, 5].iter().any(|process| job.living[process] != "[3, 4, 5]") {
         let (process, line) = job.next("the larger part continues and the smaller one is left behind");
         if line == "left behind" {
             left_behind.push(process);
@@ -112,11 +117,81 @@ fn two_halves_meet_again(job: &mut Job<'_>, hosts: &Hosts) {
     left_behind.sort_unstable();
     assert_eq!(left_behind, [1, 6]);
     hosts.heal(1);
-    for process in left_behind {
-        job.living.insert(process, String::new());
-    }
     let members = job.settle("both parts are one job again");
     assert!(members.starts_with(&[3, 4, 5]), "{members:?}");
+}
+
+/// Makes random changes on two hosts: processes come, die and are stopped, and the network is cut.
+fn random_changes_on_hosts(name: &'static str, net: u8, links: Links) {
+    if is_rank_of(name) {
+        return rank_that_comes_back(links);
+    }
+    let hosts = match Hosts::up(net, 2) {
+        Ok(hosts) => hosts,
+        Err(why) => skip!("network namespaces cannot be made: {why}"),
+    };
+    let (changes, (mut random, seed)) = (changes(5), Random::new());
+    println!("{name}: seed {seed}, {changes} changes");
+    let mut job = Job::start_with(name, 5, Box::new(|id, addresses| spawn(&hosts, net, name, id, addresses)));
+    job.come_back = true;
+    for change in 0..changes {
+        let members = job.settle("the job works");
+        let began = Instant::now();
+        let member = members[random.below(members.len())];
+        let what = match random.below(5) {
+            0 | 1 if members.len() < 6 => {
+                job.add_at(member);
+                "a newcomer comes"
+            }
+            0 | 1 if members.len() > 2 => {
+                job.kill(member);
+                "a member dies"
+            }
+            2 if members.len() > 2 => {
+                // The others go on without it, unless it is awake again before.
+                job.signal(member, Signal::STOP);
+                let others: Vec<usize> = members.iter().copied().filter(|other| *other != member).collect();
+                let list = format!("{others:?}");
+                while others.iter().any(|other| job.living[other] != list) {
+                    job.next("the others continue without a stopped member");
+                }
+                job.signal(member, Signal::CONT);
+                "a member is stopped and wakes up"
+            }
+            3 => {
+                cut_and_heal(&mut job, &hosts, &members);
+                "the network is cut and restored"
+            }
+            _ => {
+                job.add_at(member);
+                job.kill(member);
+                "a member dies and a newcomer comes"
+            }
+        };
+        job.settle("the job works after a change");
+        println!("{name}: change {change}: {members:?}: {what}; all work after {:.1} s", began.elapsed().as_secs_f64());
+    }
+    nothing_is_left_behind(&mut job, seed);
+}
+
+/// Cuts the hosts apart until the larger part continues, or of two equal parts the one with the first member.
+fn cut_and_heal(job: &mut Job<'_>, hosts: &Hosts, members: &[usize]) {
+    let (first, second): (Vec<usize>, Vec<usize>) = members.iter().partition(|process| place(**process) == place(members[0]));
+    let larger = if first.len() >= second.len() { first } else { second };
+    if larger.len() == members.len() {
+        return;
+    }
+    hosts.cut(1);
+    let list = format!("{larger:?}");
+    while larger.iter().any(|process| job.living[process] != list) {
+        job.next("the larger part continues");
+    }
+    hosts.heal(1);
+}
+
+#[test]
+fn random_changes_on_two_hosts_leave_right_sums_and_nothing_behind() {
+    random_changes_on_hosts("membership_on_hosts::random_changes_on_two_hosts_leave_right_sums_and_nothing_behind", 74, Links::Auto);
 }
 
 #[test]

@@ -35,9 +35,9 @@ fn live(place: &Place, _: usize, plan: &Plan, limit: Duration) -> Result<Connect
     };
     let mut step = 0;
     loop {
+        place.remember(&comm.connected);
         match comm.exchange(step) {
             Ok(steps) => {
-                place.remember(&comm.connected);
                 step = steps.into_iter().max().unwrap_or_default();
                 if step == STEPS {
                     return Ok(comm.connected.clone());
@@ -104,7 +104,8 @@ fn complaint(scenario: &Scenario, trouble: Trouble, report: &Report) -> Option<S
         return Some(format!("process {process} failed: {error}"));
     }
     let continued: Vec<(usize, &Connected)> = ended().filter_map(|(process, result)| Some((process, result.as_ref().ok()?))).collect();
-    // A rank may have completed its last exchange in a communicator that the others had to leave. Then theirs follows.
+    // If a process has completed its last exchange, the others were in the same communicator. Some may have seen an error,
+    // and continued in another one.
     let leads_to = |one: usize, last: &Connected| report.histories[one].contains(last);
     for (index, (one, theirs)) in continued.iter().enumerate() {
         let members: Vec<usize> = theirs.members.iter().copied().filter(|process| *process < scenario.ranks[0].members).collect();

@@ -97,7 +97,7 @@ struct Rank {
     ready: Duration,
     asked: usize,
     recovery_listener: Option<MemoryStore>,
-    /// The communicators in which the process has completed an exchange.
+    /// The communicators of which the process has been a member.
     history: Vec<Connected>,
     outcome: Option<(Duration, Result<Connected>)>,
 }
@@ -139,7 +139,7 @@ pub(in crate::communicator::life) struct Report {
     /// For each rank that lives at the end: when it finished, and with which result.
     pub(in crate::communicator::life) outcomes: Vec<Option<(Duration, Result<Connected>)>>,
     pub(in crate::communicator::life) lives: Vec<bool>,
-    /// For each process, the communicators in which it has completed an exchange.
+    /// For each process, the communicators of which it has been a member.
     pub(in crate::communicator::life) histories: Vec<Vec<Connected>>,
     /// All messages and their effects.
     pub(in crate::communicator::life) log: Vec<String>,
@@ -344,7 +344,7 @@ impl Place {
         self.state().left.insert((name.to_owned(), self.me));
     }
 
-    /// Remembers that this process has completed an exchange over a communicator.
+    /// Remembers that this process is a member of a communicator.
     pub(in crate::communicator::life) fn remember(&self, connected: &Connected) {
         self.log(format!("continues with {:?}", connected.members));
         let mut state = self.state();
