@@ -92,7 +92,7 @@ fn memory(meminfo: Option<&str>, limit: Option<&str>) -> Finding {
 }
 
 fn descriptors(limit: u64) -> Finding {
-    let advice = "ulimit -n 65536: a rank needs one open file for each peer on another host, and rank 0 needs one more for each rank";
+    let advice = "ulimit -n 65536: a rank needs two open files for each peer on another host, and rank 0 needs one more for each rank";
     let found = if limit == u64::MAX { "unlimited".to_owned() } else { limit.to_string() };
     match limit {
         ..LEAST_DESCRIPTORS => Finding::bad("open files (ulimit -n)", found, advice),
