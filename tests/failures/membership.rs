@@ -65,6 +65,7 @@ pub(crate) fn work_until_left_behind(mut comm: Communicator, id: u64, known: &mu
             Err(error) if error.is_peer_lost() || matches!(error, Error::Aborted { .. }) => {}
             Err(error @ Error::LeftBehind { .. }) => {
                 println!("{error}\n@left behind");
+                known.members.clear();
                 return;
             }
             Err(error) => {
