@@ -103,7 +103,8 @@ pub(in crate::communicator) fn probe(address: &SocketAddr) -> Probe {
     }
 }
 
-/// Connects to the store behind a recovery listener; `patience` limits the wait for an answer.
+/// Connects to the store behind a recovery listener; `patience` limits the wait for an answer. Fails at once if the
+/// process is gone.
 pub(in crate::communicator) fn connect(address: SocketAddr, patience: Duration, secret: Option<&Secret>) -> Result<Arc<TcpStore>> {
     let (mut host, port) = (address.ip().to_string(), address.port());
     if let SocketAddr::V6(address) = address
@@ -111,10 +112,7 @@ pub(in crate::communicator) fn connect(address: SocketAddr, patience: Duration, 
     {
         host += &format!("%{}", address.scope_id());
     }
-    match secret {
-        Some(secret) => TcpStore::connect_with_secret(&host, port, patience, secret),
-        None => TcpStore::connect(&host, port, patience),
-    }
+    TcpStore::of_listener(&host, port, patience, secret)
 }
 
 impl RecoveryListeners {
@@ -230,6 +228,9 @@ mod tests {
         assert!(listeners.visit(0, SERVICE).is_none() && listeners.visit(2, SERVICE).is_none());
         drop(theirs);
         assert_eq!(listeners.probe(1), Probe::Gone);
+        // The patience is longer than any test may take.
+        let error = listeners.connect(recovery_listeners[1].unwrap(), 1000 * SERVICE).map(drop).unwrap_err();
+        assert!(matches!(error, Error::Io { .. }) && error.to_string().contains("no process listens"), "{error}");
         listeners.host("shrink", SERVICE).unwrap().set("key", b"value").unwrap();
         let store = listeners.visit(0, SERVICE).unwrap();
         assert_eq!(store.get("key", Duration::ZERO).unwrap(), b"value");

@@ -109,6 +109,12 @@ impl TcpStore {
         Self::of(Connection::open(host, port, secret, deadline)?, host, port, Patience::Until(deadline.later(grace)))
     }
 
+    /// Connects to a store of a process that has listened from its start. Fails at once if the process is gone.
+    pub(crate) fn of_listener(host: &str, port: u16, timeout: Duration, secret: Option<&Secret>) -> Result<Arc<Self>> {
+        let connection = Connection::open_to_listener(host, port, secret, &Deadline::after(timeout))?;
+        Self::of(connection, host, port, Patience::Each(timeout)).map(Arc::new)
+    }
+
     /// Connects to a server that answered before, and fails at once if it is gone. Errors include `served`, which
     /// describes the server.
     pub(crate) fn open_again(host: &str, port: u16, timeout: Duration, secret: Option<&Secret>, served: &str) -> Result<Self> {

@@ -97,6 +97,16 @@ pub(super) struct Connection {
 impl Connection {
     /// Connects to the server at `host` and `port`, and retries until the deadline.
     pub(super) fn open(host: &str, port: u16, secret: Option<&Secret>, deadline: &Deadline) -> Result<Self> {
+        Self::open_with(host, port, secret, deadline, false)
+    }
+
+    /// Connects like [`open`](Self::open) to a process that has listened from its start: if the connection is refused, the
+    /// process is gone.
+    pub(super) fn open_to_listener(host: &str, port: u16, secret: Option<&Secret>, deadline: &Deadline) -> Result<Self> {
+        Self::open_with(host, port, secret, deadline, true)
+    }
+
+    fn open_with(host: &str, port: u16, secret: Option<&Secret>, deadline: &Deadline, refused_is_gone: bool) -> Result<Self> {
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         let mut report_after = REPORT_AFTER;
         let (mut attempts, mut closing_since) = (Attempts::default(), None);
@@ -111,6 +121,10 @@ impl Connection {
             let is_last = deadline.has_passed() || closing_since.is_some_and(|since| since.elapsed() > CLOSING_GRACE);
             let kind = failure.kind();
             let problem = failure.worth_another(host, port, is_last)?;
+            if refused_is_gone && kind == Some(ErrorKind::ConnectionRefused) {
+                let gone = io::Error::new(ErrorKind::ConnectionRefused, "no process listens on this port any more");
+                return Err(Error::io(format!("connecting to the store at {host}:{port}"), gone));
+            }
             attempts.add(kind, &problem);
             if deadline.has_passed() {
                 return Err(store::timeout(format!("connecting to the store at {host}:{port} ({attempts})"), deadline));
