@@ -86,7 +86,7 @@ impl fmt::Debug for CheckDeviceCalls {
     }
 }
 
-/// The file of an NCCL library to load. The program guarantees that the file is an NCCL library.
+/// The file of an NCCL library to load. The program must guarantee that the file is an NCCL library.
 ///
 /// ```
 /// use collectives::{Config, nccl::NcclLibrary};

@@ -81,11 +81,12 @@ impl fmt::Debug for UniqueId {
 ///   buffers. Before a rank queues a typed call, it compares the call with the other ranks' calls, over NCCL. Prefer
 ///   typed calls. If the comparison takes too much time, limit it with
 ///   [`CheckDeviceCalls::unchecked_after`](crate::nccl::CheckDeviceCalls::unchecked_after).
-/// - **Raw** calls ([`call`](Self::call), [`message`](Self::message)) are `unsafe`. They take addresses, and an element
-///   type that can be chosen at run time. They are neither ordered nor compared. Use them in an engine that manages
-///   memory and the order of calls itself, and ensures that all ranks make the same calls. With raw calls, the devices
-///   of all ranks must have the same compute capability, their drivers must have loaded the same kernels of this crate,
-///   and all ranks must pass the same [`Config::device_scratch_bytes`] and [`Config::reproducible`].
+/// - **Raw** calls ([`call`](Self::call), [`message`](Self::message)) are `unsafe`. They take addresses instead of
+///   buffers, so you can choose the element type at run time. This crate neither orders nor compares them. Use them in
+///   an engine that manages memory and the order of calls itself, and ensures that all ranks make the same calls. With
+///   raw calls, the devices of all ranks must have the same compute capability, their drivers must have loaded the same
+///   kernels of this crate, and all ranks must pass the same [`Config::device_scratch_bytes`] and
+///   [`Config::reproducible`].
 ///
 /// No wait is longer than [`Config::timeout`]. If this time passes, the communicator is aborted, and its error gives
 /// the reason.

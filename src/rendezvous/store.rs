@@ -182,7 +182,7 @@ pub(super) fn check_barrier(key: &str, world_size: usize) -> Result<()> {
 /// Makes the error of a barrier that timed out; `arrived` is the number of callers that had reached it, if known.
 pub(super) fn barrier_timeout(key: &str, world_size: usize, arrived: Option<i64>, deadline: &Deadline) -> Error {
     let arrived = arrived.map_or_else(|| "an unknown number".to_owned(), |arrived| arrived.to_string());
-    timeout(format!("waiting at the store's barrier {key:?}, which {arrived} of {world_size} ranks have reached"), deadline)
+    timeout(format!("waiting at the store's barrier {key:?} (reached by {arrived} of {world_size} ranks)"), deadline)
 }
 
 /// The keys that a store lacks.

@@ -69,9 +69,9 @@ pub use unit::Unit;
 /// same values both times: its result must not depend on random numbers or on a state that changes. A training step
 /// computes about one third more than without recomputation, and also keeps fewer activations.
 ///
-/// **Several backward passes** add up their gradients, in the shards. Each pass reduces its gradients over the ranks.
-/// For a mean over passes, divide each loss by the number of passes. A unit may be used several times in a forward
-/// pass, for example an embedding that is also the output layer. Its gradients are then added up too.
+/// **Several backward passes** before a step add their gradients to the shards. Each pass reduces its gradients over
+/// the ranks. For a mean over passes, divide each loss by the number of passes. If a forward pass uses a unit several
+/// times, for example an embedding that is also the output layer, the gradients of all uses are added up too.
 ///
 /// **Optimisers.** [`variables`](Self::variables) returns a flat variable with this rank's shard of each unit. So the
 /// optimiser must update each element independently of the others, as SGD and AdamW do. An optimiser that uses the

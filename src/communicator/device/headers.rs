@@ -69,7 +69,9 @@ fn in_words(header: &Header, sends: bool, from: usize, to: usize) -> String {
     let captured = if word(1) >> CAPTURED_AT == 0 { "" } else { ", captured into a graph" };
     let element = element.map_or_else(|| "an unknown type".to_owned(), |element| element.to_string());
     let call = if sends { "send" } else { "recv" };
-    format!("{call} of {} elements ({element}){captured}, device message number {} from rank {from} to rank {to}", word(2), word(0))
+    let (number, count) = (word(0), word(2));
+    let elements = if count == 1 { "element" } else { "elements" };
+    format!("{call} of {count} {elements} ({element}){captured}, device message number {number} from rank {from} to rank {to}")
 }
 
 /// Rewords an error of a header for a caller who sent no message on the host.

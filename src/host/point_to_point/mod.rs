@@ -163,7 +163,7 @@ pub(crate) enum MessageError {
 /// What remains of a request that was given up before it ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GivenUp {
-    /// Nothing: the request had just ended, it had not been matched, or the whole communicator has ended.
+    /// Nothing: the request had already ended or was not yet matched, or the whole communicator had ended.
     Nothing,
     /// The message of a send, which is sent anyway.
     Sent(Envelope),
@@ -176,8 +176,8 @@ pub(crate) enum GivenUp {
         /// Its length.
         bytes: usize,
     },
-    /// Nothing: a message that had begun to arrive is lost. Its sender is notified, unless its send was complete by
-    /// then.
+    /// Nothing: a message that had begun to arrive is lost. Its sender is notified, unless it has sent the whole
+    /// message.
     Lost {
         /// The rank that sent it.
         source: usize,

@@ -13,8 +13,8 @@ use collectives::DType;
 /// The most elements of a tensor whose parts are walked through.
 const WALKED: usize = 1 << 12;
 
-/// Parses any bytes as a safetensors file. If they are accepted, each byte of the file's data belongs to exactly one
-/// tensor.
+/// Parses arbitrary bytes as a safetensors file. If they are accepted, each byte of the file's data belongs to exactly
+/// one tensor.
 pub fn safetensors_headers(data: &[u8]) {
     let Some(first) = data.first_chunk::<LENGTH_BYTES>() else { return };
     let Ok(length) = header::length(*first, data.len() as u64) else { return };
@@ -33,8 +33,8 @@ pub fn safetensors_headers(data: &[u8]) {
     }
 }
 
-/// Parses any bytes as our index, as an index of another library, and as a rank's declaration. If they are accepted,
-/// they name only files in the folder, and contain every element of every tensor once.
+/// Parses arbitrary bytes as our index, as an index of another library, and as a rank's declaration. If they are
+/// accepted, they name only files in the folder, and contain every element of every tensor once.
 pub fn checkpoint_indexes(data: &[u8]) {
     if let Ok(contents) = index::parse(data) {
         check(&contents);

@@ -250,7 +250,8 @@ impl FullySharded {
     ///
     /// In the new model, each rank has other shards, filled with zeros. With the feature `checkpoint`,
     /// `StateTransfer::offer_shares` and `want_shares` move parameters and the optimiser's state from the old shards to
-    /// the new shards. Pass the new parameters to [`load_shard`](Self::load_shard).
+    /// the new shards. Let the transfer fill a vector for each unit, and pass the parameters' vectors to
+    /// [`load_shard`](Self::load_shard).
     ///
     /// # Errors
     ///
