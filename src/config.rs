@@ -174,9 +174,10 @@ pub struct Config {
     /// How long the host of a peer may take to acknowledge data that was sent over TCP. After this time, the peer
     /// counts as lost. Zero turns the limit off: a wait for a silent host then ends after `timeout`, or when Linux
     /// itself gives up the connection (`net.ipv4.tcp_retries2`, about 15 minutes). If a process ends while its host
-    /// still answers, the peers notice the end immediately. The time is counted in whole seconds. On an idle
-    /// connection, it is at least 2 seconds. Default: 60 seconds, which is longer than the failover of a switch or the
-    /// migration of a virtual machine takes. Variable: `COLLECTIVES_SILENCE_TIMEOUT` (seconds, `0` for no limit).
+    /// still answers, the peers usually notice this within a second: see *Going on without the dead* in
+    /// `docs/src/failures.md`. The time is counted in whole seconds. On an idle connection, it is at least 2 seconds.
+    /// Default: 60 seconds, which is longer than the failover of a switch or the migration of a virtual machine takes.
+    /// Variable: `COLLECTIVES_SILENCE_TIMEOUT` (seconds, `0` for no limit).
     pub silence_timeout: Duration,
     /// The links to use. Default: `Auto`. Variable: `COLLECTIVES_TRANSPORT` (`auto`, `shm` or `tcp`).
     pub transport: Transport,

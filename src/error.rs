@@ -273,7 +273,7 @@ pub enum Error {
         /// The rank that aborted.
         by: Peer,
     },
-    /// A peer or server sent bytes that cannot be decoded. If the bytes are an object of an unexpected type, the
+    /// Bytes from a peer, a store or a file cannot be decoded. If the bytes are an object of an unexpected type, the
     /// communicator stays usable. Otherwise, it has ended. If the start of a communicator fails with this error, no
     /// communicator is made.
     #[error("{with} sent data that cannot be understood: {reason}")]

@@ -39,7 +39,8 @@
 //! All types that candle computes with are supported: `u8`, `u32`, `i16`, `i32`, `i64`, `bf16`, `f16`, `f32`, `f64` and
 //! `F8E4M3`. A tensor that is not contiguous is copied first.
 //!
-//! On GPUs (feature `cuda`), calls run on the communicator's device backend. See [`device_of`].
+//! On GPUs (feature `cuda`), calls run on the communicator's device backend. No test builds this feature, and it has
+//! never been run. See [`device_of`].
 
 pub mod checkpoint;
 mod column;

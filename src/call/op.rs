@@ -26,9 +26,11 @@ use crate::error::{Error, Result};
 ///   infinity. On devices, NCCL may first divide and then sum, so that the sum does not overflow. Do not rely on this:
 ///   the order depends on the size, the type, the number of ranks and the devices. `Device::explain` reports which
 ///   order NCCL uses. Means of `f16` on devices do not overflow.
-/// - On host memory, every rank gets the same bits, and the same inputs give the same bits on every run with the same
-///   world size and transport. With [`Config::reproducible`](crate::Config::reproducible), the bits do not depend on
-///   the transport either. On devices, NCCL chooses the order in which it sums.
+/// - On host memory, every rank gets the same bits. Another run gives the same bits if its inputs, build, settings, world
+///   size, transport and placement of ranks on hosts are the same. With
+///   [`Config::reproducible`](crate::Config::reproducible), the bits do not depend on the transport, the algorithm or the
+///   number of hosts either. On devices, NCCL chooses the order for the ops that it computes. With `reproducible`, kernels
+///   of this crate compute `Sum`, `Prod`, `Avg` and `PreMulSum` of floats in rank order (tested only on a simulated GPU).
 ///
 /// ```
 /// # use collectives::{Communicator, ReduceOp};

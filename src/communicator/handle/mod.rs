@@ -55,8 +55,9 @@ use crate::observe::LIFE;
 /// this process waited at the same time. If each rank is a process, each rank's error names only the calls of its own
 /// process. `collperf --explain-hang` compares the calls of all processes.
 ///
-/// A lost peer, a mismatch, an abort or a timeout inside a collective ends the communicator. Later calls return an
-/// error that contains the first error. [`shrink`](Self::shrink) makes a new communicator of the remaining ranks.
+/// A lost peer, a mismatch, an abort or a timeout inside a collective ends the communicator, except in the cases that the
+/// variants of [`Error`] list. Later calls return an error that contains the first error. [`shrink`](Self::shrink) makes a
+/// new communicator of the remaining ranks.
 ///
 /// A communicator stays alive as long as a clone exists. A [`Device`](crate::Device) and a `DataParallel` of
 /// `collectives-train` contain a clone, and so does a closure that captures one. An object that the communicator itself
