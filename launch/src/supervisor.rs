@@ -387,6 +387,10 @@ impl<'a> Supervisor<'a> {
         if self.job.keep_going && self.ranks.iter().any(|watched| watched.exit.is_some_and(ExitReason::is_success)) {
             return Outcome { code: 0, failure: None, interrupted, is_last };
         }
+        if let Some(signal) = interrupted.filter(|_| self.replacements.are_allowed() && self.has_ended_one()) {
+            // The job had survived the failures before.
+            return Outcome { code: ExitReason::Signal(signal).code(), failure: None, interrupted, is_last };
+        }
         let is_here = |failure: &Failure| self.ranks.iter().any(|watched| watched.rank == failure.rank);
         // A failure that another host reported first is the cause of the failures here.
         let elsewhere = match self.settled.take() {
