@@ -104,6 +104,10 @@ pub(super) fn run(name: &str, job: &Job, store: &Store, secret: Option<&Secret>)
         }
         None => Files::removed(),
     };
+    if let (None, Some(said), 1..) = (&files, &said, job.replacements) {
+        let message = format!("ranks cannot be replaced, because they have no files in which to write their join addresses: {said}");
+        return Err(Refused { message, code: 1 });
+    }
     said.iter().for_each(|said| say(name, said));
     let guardian = Guardian::start().inspect_err(|error| {
         let why = limits::explained(error);
@@ -308,13 +312,14 @@ impl Attempts<'_> {
         attached.map_err(|error| refused("forwarding the output of", error)).map(|()| pid)
     }
 
-    /// Makes the folder of a rank's files. Without one the rank has no error file, and still runs.
+    /// Makes the folder of a rank's files. Without one the rank has no error file, and still runs, unless it needs other
+    /// files too.
     fn folder(&self, attempt: u32, local_rank: usize) -> std::io::Result<Option<PathBuf>> {
         let Some(files) = self.files else { return Ok(None) };
         let folder = files.folder.join(format!("attempt_{attempt}")).join(local_rank.to_string());
         match std::fs::create_dir_all(&folder) {
             Ok(()) => Ok(Some(folder)),
-            Err(error) if self.job.log_folder.is_some() => Err(error),
+            Err(error) if self.job.log_folder.is_some() || self.job.replacements > 0 => Err(error),
             Err(_) => Ok(None),
         }
     }

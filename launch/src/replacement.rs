@@ -79,7 +79,7 @@ impl Replacements {
         Some((self.used, slot.delay))
     }
 
-    /// Notes that a process has ended, so that another one may have lost its way into the job.
+    /// Notes that a process has ended, perhaps the last one that could let a replacement in.
     pub(super) fn ended(&mut self, now: Instant) {
         if self.are_allowed() {
             self.check = Some(now + PATIENCE);

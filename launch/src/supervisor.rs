@@ -162,7 +162,7 @@ impl<'a> Supervisor<'a> {
             let _ = sender.send(Event::Ended(place, wait_for(group)));
         });
         if let (Err(_), Some(watched)) = (&waiting, self.ranks.last_mut()) {
-            // Nobody would notice its end.
+            // No thread would notice its end.
             let _ = kill_process_group(group, Signal::KILL);
             (watched.exit, watched.was_stopped) = (Some(ExitReason::Signal(SIGKILL)), true);
         }

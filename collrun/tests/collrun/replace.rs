@@ -176,8 +176,8 @@ fn said(lines: &[String]) -> Vec<&str> {
 
 #[test]
 fn a_killed_rank_is_replaced_and_the_others_keep_their_processes() {
-    for killed in [2, 0] {
-        let mut job = Job::start("--replace --max-restarts 2 --nproc-per-node 3", &[]);
+    for (killed, more) in [(2, ""), (0, "--secret")] {
+        let mut job = Job::start(&format!("--replace --max-restarts 2 --nproc-per-node 3 {more}"), &[]);
         let before = job.ranks(3);
         kill(before[killed]);
         let failed = job.line("failed with signal 9 (SIGKILL)");
