@@ -15,8 +15,12 @@ use crate::common::limit::{Limit, PATIENCE};
 
 /// The variable that makes a process a rank. It has the file that ends the ranks.
 const STOP: &str = "COLLECTIVES_TEST_STOP";
-/// Set if the ranks do not go on after a failure.
+/// Set if the ranks never admit others, and end after a failure.
 const NO_ADMIT: &str = "COLLECTIVES_TEST_NO_ADMIT";
+
+fn never_admits() -> bool {
+    std::env::var_os(NO_ADMIT).is_some()
+}
 
 /// Gives every rank the highest number of steps.
 fn synchronise(comm: &Communicator, steps: &mut u64) -> Result<()> {
@@ -41,6 +45,9 @@ fn count(comm: &Communicator, steps: &mut u64, stop: &std::path::Path) -> Result
         if stops == 1 {
             return Ok(None);
         }
+        if never_admits() {
+            continue;
+        }
         let membership = comm.admit()?;
         if !membership.newcomers.is_empty() || membership.communicator.world_size() != comm.world_size() {
             return Ok(Some(membership.communicator));
@@ -55,7 +62,7 @@ fn rank(stop: &std::path::Path) -> Result<()> {
         comm = match count(&comm, &mut steps, stop) {
             Ok(Some(changed)) => changed,
             Ok(None) => break,
-            Err(error) if std::env::var_os(NO_ADMIT).is_some() => return Err(error),
+            Err(error) if never_admits() => return Err(error),
             Err(error) if error.is_peer_lost() || matches!(error, Error::Aborted { .. }) => comm.admit()?.communicator,
             Err(error) => return Err(error),
         };
