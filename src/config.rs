@@ -483,6 +483,9 @@ const ENCRYPT: &str = "COLLECTIVES_ENCRYPT";
 /// The variable with the addresses of a running job.
 const JOIN: &str = "COLLECTIVES_JOIN";
 
+/// The variable with the path of the file to which a process writes its join address.
+const JOIN_FILE: &str = "COLLECTIVES_JOIN_FILE";
+
 /// Reads a variable that is a number of seconds.
 fn seconds(read: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<Option<Duration>> {
     let Some(seconds) = read(name) else { return Ok(None) };
@@ -614,6 +617,11 @@ impl FromStr for Waiting {
 /// Returns the addresses in `COLLECTIVES_JOIN`: those of ranks of a running job that this process shall join.
 pub(crate) fn join_addresses() -> Result<Option<Vec<SocketAddr>>> {
     environment(JOIN).map(|text| parse_join_addresses(&text)).transpose()
+}
+
+/// Returns the file to which this process writes its join address, for processes that join later.
+pub(crate) fn join_address_file() -> Option<PathBuf> {
+    std::env::var_os(JOIN_FILE).filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
 fn parse_join_addresses(text: &str) -> Result<Vec<SocketAddr>> {

@@ -95,7 +95,8 @@ pub(crate) struct Arguments {
     /// Address at which other hosts reach the ranks of this host
     #[arg(long, value_name = "A")]
     pub(crate) local_addr: Option<String>,
-    /// How many times all ranks, on every host, are restarted after a failure
+    /// How many times all ranks, on every host, are restarted after a failure. With --replace, how many failed processes
+    /// are replaced
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) max_restarts: u32,
     /// Folder for log files and the ranks' error files, in which each run creates a new folder. Without it, log files
@@ -165,6 +166,11 @@ pub(crate) struct Arguments {
     /// rank succeeds. Any rank may fail, because collrun serves the store
     #[arg(long, conflicts_with = "max_restarts")]
     pub(crate) keep_going: bool,
+    /// If a rank fails, start a new process in its place, which joins the running job. The others continue in their
+    /// processes. At most --max-restarts N processes are started so. For programs that call Communicator::from_env and
+    /// admit, on one host. The exit code is 0 if any rank succeeds
+    #[arg(long, conflicts_with = "keep_going")]
+    pub(crate) replace: bool,
     /// How long ranks may take to end before they are killed [default: 5 after another rank has failed, 30 after a
     /// signal]
     #[arg(long, aliases = ["shutdown-timeout", "shutdown_timeout"], value_name = "SECONDS", value_parser = seconds)]
@@ -280,6 +286,7 @@ impl Arguments {
         if let Some(reason) = self.refused.reason() {
             return Err(reason.to_owned());
         }
+        self.can_replace()?;
         if let Some(control) = &self.controlled {
             return Ok(control.place());
         }
@@ -323,6 +330,19 @@ impl Arguments {
             (None, None) => return Err(missing("--master-addr")),
         };
         Ok(Place::Among { node, address, port })
+    }
+
+    /// Checks the flags that `--replace` needs or excludes.
+    fn can_replace(&self) -> Result<(), String> {
+        if self.replace && (self.nnodes.most > 1 || self.hosts.is_some() || self.hostfile.is_some()) {
+            return Err("--replace: ranks are replaced only in jobs of one host; give --keep-going instead, and start new processes with \
+                        COLLECTIVES_JOIN"
+                .to_owned());
+        }
+        if self.replace && self.max_restarts == 0 {
+            return Err("--replace: give --max-restarts N, the largest number of new processes; --keep-going starts none".to_owned());
+        }
+        Ok(())
     }
 
     /// Checks the flags that a range of hosts excludes.

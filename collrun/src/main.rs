@@ -146,8 +146,9 @@ fn job(arguments: &Arguments, local_world_size: usize, node: usize) -> Job {
         grace: arguments.grace.unwrap_or(usual.grace),
         grace_after_signal: arguments.grace.unwrap_or(usual.grace_after_signal),
         controlled: arguments.controlled.is_some(),
-        most_restarts: arguments.max_restarts,
-        keep_going: arguments.keep_going,
+        most_restarts: if arguments.replace { 0 } else { arguments.max_restarts },
+        keep_going: arguments.keep_going || arguments.replace,
+        replacements: if arguments.replace { arguments.max_restarts } else { 0 },
         ..usual
     }
 }

@@ -1,5 +1,6 @@
 //! Runs a job in attempts: all ranks are started, and if one fails on any host, all are stopped and started again.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender};
 
@@ -9,7 +10,7 @@ use super::event::Event;
 use super::guardian::Guardian;
 use super::hosts::{Hosts, Watch};
 use super::signals::{ends_jobs, on_signals, signal_name};
-use super::supervisor::{Outcome, Supervisor};
+use super::supervisor::{Outcome, Supervisor, Waited};
 use super::terminal::say;
 use super::{Elastic, End, Job, Output, Refused, Store, child, limits, output};
 use collectives::Secret;
@@ -103,6 +104,10 @@ pub(super) fn run(name: &str, job: &Job, store: &Store, secret: Option<&Secret>)
         }
         None => Files::removed(),
     };
+    if let (None, Some(said), 1..) = (&files, &said, job.replacements) {
+        let message = format!("ranks cannot be replaced, because they have no files in which to write their join addresses: {said}");
+        return Err(Refused { message, code: 1 });
+    }
     said.iter().for_each(|said| say(name, said));
     let guardian = Guardian::start().inspect_err(|error| {
         let why = limits::explained(error);
@@ -250,23 +255,42 @@ impl Attempts<'_> {
         let mut supervisor = Supervisor::new(self.name, self.job, attempt, self.hosts.clone(), self.guardian, self.sender.clone(), events);
         let mut forwarders = output::Forwarders::default();
         for local_rank in 0..self.job.local_world_size {
-            self.start(attempt, local_rank, &mut supervisor, &mut forwarders)?;
+            self.start(attempt, local_rank, vec![], &mut supervisor, &mut forwarders)?;
         }
-        let outcome = supervisor.wait();
+        let outcome = loop {
+            match supervisor.wait() {
+                Waited::Over(outcome) => break outcome,
+                Waited::Replace(local_rank) => self.replace(local_rank, &mut supervisor, &mut forwarders),
+            }
+        };
         let events = supervisor.close();
         drop(watch);
         forwarders.finish();
         Ok((outcome, events))
     }
 
-    /// Starts a rank. If that fails, the supervisor ends the ranks started before it.
+    /// Starts a process in the place of a rank that has failed, if a rank that runs has an address at which the process
+    /// can join.
+    fn replace(&self, local_rank: usize, supervisor: &mut Supervisor<'_>, forwarders: &mut output::Forwarders) {
+        let Some(addresses) = supervisor.join_addresses(local_rank) else { return };
+        let number = supervisor.begin_replacement(local_rank);
+        let started = self.start(number, local_rank, addresses.clone(), supervisor, forwarders);
+        match started {
+            Ok(pid) => say(self.name, &format!("rank {local_rank} is replaced: pid {pid} joins at {}", child::listed(&addresses))),
+            Err(refused) => supervisor.not_started(local_rank, &refused.message),
+        }
+    }
+
+    /// Starts a process of a rank, and returns its number. If that fails, the supervisor ends the ranks started before
+    /// it.
     fn start(
         &self,
         attempt: u32,
         local_rank: usize,
+        joins: Vec<SocketAddr>,
         supervisor: &mut Supervisor<'_>,
         forwarders: &mut output::Forwarders,
-    ) -> Result<(), Refused> {
+    ) -> Result<u32, Refused> {
         let rank = self.job.node * self.job.local_world_size + local_rank;
         let refused = |doing: &str, error: std::io::Error| Refused {
             message: format!("{doing} rank {rank}: {}", limits::explained(&error)),
@@ -275,22 +299,27 @@ impl Attempts<'_> {
         let folder = self.folder(attempt, local_rank).map_err(|error| refused("making a folder for", error))?;
         let ends = output::Ends::open(self.job.output, &self.job.logs, local_rank, folder.as_deref());
         let ends = ends.map_err(|error| refused("making log files for", error))?;
-        let place = child::Place { local_rank, attempt, error_file: folder.map(|folder| folder.join("error.json")) };
+        let file = |name: &str| folder.as_ref().map(|folder| folder.join(name));
+        let join_file = file("join_address").filter(|_| self.job.replacements > 0);
+        let place = child::Place { local_rank, attempt, error_file: file("error.json"), join_file, joins };
         let line = self.guardian.map(Guardian::line);
         let (mut child, copies) =
             child::spawn(self.job, self.store, &place, ends, line).map_err(|error| child::refused(&self.job.program, rank, &error))?;
         let pipes = (child.stdout.take(), child.stderr.take());
-        supervisor.watch(rank, local_rank, place.error_file, child).map_err(|error| refused("watching", error))?;
-        forwarders.attach(&child::prefix(self.job, local_rank), copies, pipes).map_err(|error| refused("forwarding the output of", error))
+        let pid = child.id();
+        supervisor.watch(rank, place, child).map_err(|error| refused("watching", error))?;
+        let attached = forwarders.attach(&child::prefix(self.job, local_rank), copies, pipes);
+        attached.map_err(|error| refused("forwarding the output of", error)).map(|()| pid)
     }
 
-    /// Makes the folder of a rank's files. Without one the rank has no error file, and still runs.
+    /// Makes the folder of a rank's files. Without one the rank has no error file, and still runs, unless it needs other
+    /// files too.
     fn folder(&self, attempt: u32, local_rank: usize) -> std::io::Result<Option<PathBuf>> {
         let Some(files) = self.files else { return Ok(None) };
         let folder = files.folder.join(format!("attempt_{attempt}")).join(local_rank.to_string());
         match std::fs::create_dir_all(&folder) {
             Ok(()) => Ok(Some(folder)),
-            Err(error) if self.job.log_folder.is_some() => Err(error),
+            Err(error) if self.job.log_folder.is_some() || self.job.replacements > 0 => Err(error),
             Err(_) => Ok(None),
         }
     }

@@ -5,6 +5,7 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, IsTerminal};
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -26,11 +27,19 @@ const DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 /// The variable that names the file to which a rank writes why it fails.
 const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
 
-/// The rank on this host, the attempt, and the rank's error file, if it has one.
+/// The variable that names the file to which a rank writes its join address.
+const JOIN_FILE: &str = "COLLECTIVES_JOIN_FILE";
+
+/// One process of a rank of this host, and its files.
 pub(super) struct Place {
     pub(super) local_rank: usize,
+    /// The number of processes of this rank before this one.
     pub(super) attempt: u32,
     pub(super) error_file: Option<PathBuf>,
+    /// The file to which the process writes its join address, if others may have to join.
+    pub(super) join_file: Option<PathBuf>,
+    /// The addresses at which the process joins the running job, if it replaces another one.
+    pub(super) joins: Vec<SocketAddr>,
 }
 
 /// Starts the rank in its own process group, so that signals reach all processes that it starts. Registers the group
@@ -43,8 +52,8 @@ pub(super) fn spawn(
     guardian: Option<Arc<OwnedFd>>,
 ) -> io::Result<(Child, [Option<File>; 2])> {
     let mut command = Command::new(&job.program);
-    // The error file of a launcher above this one is not for its ranks.
-    command.env_remove(ERROR_FILE);
+    // The files of a launcher above this one are not for its ranks.
+    command.env_remove(ERROR_FILE).env_remove(JOIN_FILE);
     command.args(&job.arguments).envs(job.variables.iter().cloned()).envs(variables(job, store, place));
     if job.local_world_size > 1 {
         // Otherwise a library in each rank would start a thread for every processor of the host.
@@ -83,7 +92,7 @@ pub(super) fn spawn(
 /// Returns the variables of the rank with this number on this host. They are torchrun's, so programs for torchrun run
 /// under this launcher and ours run under torchrun.
 fn variables(job: &Job, store: &Store, place: &Place) -> Vec<(&'static str, String)> {
-    let Place { local_rank, attempt, error_file } = place;
+    let Place { local_rank, attempt, error_file, join_file, joins } = place;
     let rank = (job.node * job.local_world_size + local_rank).to_string();
     let world_size = (job.nodes * job.local_world_size).to_string();
     // This id is the same on every host of the job, and differs from that of another job on the same host.
@@ -102,15 +111,24 @@ fn variables(job: &Job, store: &Store, place: &Place) -> Vec<(&'static str, Stri
         ("MASTER_PORT", store.port.to_string()),
         ("TORCHELASTIC_USE_AGENT_STORE", "True".to_owned()),
         ("TORCHELASTIC_RESTART_COUNT", attempt.to_string()),
-        ("TORCHELASTIC_MAX_RESTARTS", job.most_restarts.to_string()),
+        ("TORCHELASTIC_MAX_RESTARTS", job.most_restarts.max(job.replacements).to_string()),
         ("TORCHELASTIC_RUN_ID", run_id),
     ];
-    variables.extend(error_file.as_ref().map(|path| (ERROR_FILE, path.to_string_lossy().into_owned())));
+    let files = [(ERROR_FILE, error_file), (JOIN_FILE, join_file)];
+    variables.extend(files.into_iter().filter_map(|(name, path)| Some((name, path.as_ref()?.to_string_lossy().into_owned()))));
+    if !joins.is_empty() {
+        variables.push(("COLLECTIVES_JOIN", listed(joins)));
+    }
     if job.virtual_local_rank {
         variables.push((DEVICES, device(std::env::var(DEVICES).ok().as_deref(), *local_rank)));
     }
     variables.extend(store.secret.as_ref().map(|secret| ("COLLECTIVES_SECRET", String::from_utf8_lossy(secret.expose()).into_owned())));
     variables
+}
+
+/// Lists addresses as `COLLECTIVES_JOIN` takes them.
+pub(super) fn listed(addresses: &[SocketAddr]) -> String {
+    addresses.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(",")
 }
 
 /// Returns the rank's device among those that are visible here.
@@ -179,7 +197,7 @@ mod tests {
     use crate::bind::{Bind, Binding};
 
     fn of(job: &Job, store: &Store, local_rank: usize) -> HashMap<&'static str, String> {
-        variables(job, store, &Place { local_rank, attempt: 2, error_file: None }).into_iter().collect()
+        variables(job, store, &Place { local_rank, attempt: 2, error_file: None, join_file: None, joins: vec![] }).into_iter().collect()
     }
 
     fn job(local_world_size: usize, nodes: usize, node: usize) -> Job {
@@ -212,6 +230,18 @@ mod tests {
         assert!(id(0, 1) == id(1, 1) && id(0, 1) != id(0, 2));
         let named = Job { run_id: Some("mine".to_owned()), ..job(1, 2, 0) };
         assert_eq!(of(&named, &Store::elsewhere("head", 1), 0)["TORCHELASTIC_RUN_ID"], "mine");
+    }
+
+    #[test]
+    fn a_replacement_is_told_where_to_join() {
+        let store = Store::elsewhere("head", 1);
+        let joins = vec!["127.0.0.1:80".parse().unwrap(), "[::1]:81".parse().unwrap()];
+        let job = Job { replacements: 4, most_restarts: 0, ..job(1, 1, 0) };
+        let place = Place { local_rank: 0, attempt: 1, error_file: None, join_file: Some("/tmp/a".into()), joins };
+        let found: HashMap<_, _> = variables(&job, &store, &place).into_iter().collect();
+        assert_eq!((&*found["COLLECTIVES_JOIN"], &*found[JOIN_FILE]), ("127.0.0.1:80,[::1]:81", "/tmp/a"));
+        assert_eq!(found["TORCHELASTIC_MAX_RESTARTS"], "4");
+        assert!(!of(&job, &store, 0).contains_key("COLLECTIVES_JOIN"), "the first process starts the job");
     }
 
     #[test]

@@ -70,6 +70,10 @@ pub struct Job {
     pub call_failed: Option<u8>,
     /// Whether the other ranks continue when a rank fails. The job then succeeds if at least one rank succeeds.
     pub keep_going: bool,
+    /// The maximum number of processes that are started in the place of failed ranks while the other ranks continue.
+    /// Needs [`Job::keep_going`] and a job of one host. A new process joins the running job, so the ranks must call
+    /// `Communicator::from_env` and `admit`.
+    pub replacements: u32,
 }
 
 impl Job {
@@ -107,6 +111,7 @@ impl Job {
             verdict: None,
             call_failed: None,
             keep_going: false,
+            replacements: 0,
         }
     }
 

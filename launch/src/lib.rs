@@ -19,6 +19,7 @@ mod job;
 mod limits;
 mod numa;
 mod output;
+mod replacement;
 mod signals;
 mod store;
 mod supervisor;

@@ -3,6 +3,8 @@
 //! A rank that has ended stays a zombie until all have ended. So its process group's number is not reused before the
 //! group is signalled.
 
+mod replacing;
+
 use std::io;
 use std::path::PathBuf;
 use std::process::Child;
@@ -18,6 +20,7 @@ use super::exit::{ExitReason, wait_for};
 use super::failure::{self, Failure, nanoseconds};
 use super::guardian::Guardian;
 use super::hosts::Hosts;
+use super::replacement::Replacements;
 use super::signals::{Interrupts, Request, ends_jobs, signal_name};
 use super::{Job, child, say};
 
@@ -44,12 +47,25 @@ struct Watched {
     child: Child,
     group: Pid,
     error_file: Option<PathBuf>,
+    /// The file to which it writes its join address, if others may have to join.
+    join_file: Option<PathBuf>,
+    /// Whether it was started in the place of another process.
+    is_replacement: bool,
+    started: Instant,
     exit: Option<ExitReason>,
     /// When its end was noticed, and whether it had been asked to stop by then, because another failed or a signal
     /// arrived.
     seen: u64,
     was_stopped: bool,
     was_interrupted: bool,
+}
+
+/// What ends the supervisor's wait.
+pub(super) enum Waited {
+    /// The attempt is over.
+    Over(Outcome),
+    /// The replacement of this local rank is due.
+    Replace(usize),
 }
 
 /// All ranks of this host in one attempt.
@@ -83,6 +99,7 @@ pub(super) struct Supervisor<'a> {
     patience_ends: Option<Instant>,
     /// The signal that asked the ranks to stop, and their grace period.
     asked: (i32, Duration),
+    replacements: Replacements,
 }
 
 impl<'a> Supervisor<'a> {
@@ -117,32 +134,61 @@ impl<'a> Supervisor<'a> {
             stopping: false,
             patience_ends: None,
             asked: (SIGTERM, job.grace),
+            replacements: Replacements::new(job.replacements, job.local_world_size),
         }
     }
 
-    /// Adds a rank; a thread waits for its end.
-    pub(super) fn watch(&mut self, rank: usize, local_rank: usize, error_file: Option<PathBuf>, child: Child) -> io::Result<()> {
+    /// Adds a process of a rank; a thread waits for its end.
+    pub(super) fn watch(&mut self, rank: usize, place: child::Place, child: Child) -> io::Result<()> {
         let group = Pid::from_child(&child);
+        let child::Place { local_rank, error_file, join_file, joins, .. } = place;
         let place = self.ranks.len();
-        let (was_stopped, was_interrupted) = (false, false);
-        self.ranks.push(Watched { rank, local_rank, child, group, error_file, exit: None, seen: 0, was_stopped, was_interrupted });
+        self.ranks.push(Watched {
+            rank,
+            local_rank,
+            child,
+            group,
+            error_file,
+            join_file,
+            is_replacement: !joins.is_empty(),
+            started: Instant::now(),
+            exit: None,
+            seen: 0,
+            was_stopped: false,
+            was_interrupted: false,
+        });
         let sender = self.sender.clone();
-        thread::Builder::new().name(format!("rank {rank}")).spawn(move || {
+        let waiting = thread::Builder::new().name(format!("rank {rank}")).spawn(move || {
             let _ = sender.send(Event::Ended(place, wait_for(group)));
-        })?;
-        Ok(())
+        });
+        if let (Err(_), Some(watched)) = (&waiting, self.ranks.last_mut()) {
+            // No thread would notice its end.
+            let _ = kill_process_group(group, Signal::KILL);
+            (watched.exit, watched.was_stopped) = (Some(ExitReason::Signal(SIGKILL)), true);
+        }
+        waiting.map(drop)
     }
 
-    /// Waits for all ranks of this host, and for the other hosts' if all may have to restart.
-    pub(super) fn wait(&mut self) -> Outcome {
-        while self.ranks.iter().any(|watched| watched.exit.is_none()) {
+    /// Waits for all ranks of this host, and for the other hosts' if all may have to restart. Returns earlier if a rank
+    /// is to be replaced.
+    pub(super) fn wait(&mut self) -> Waited {
+        while self.runs() {
+            if let Some(local_rank) = self.replacements.due(Instant::now()) {
+                return Waited::Replace(local_rank);
+            }
             self.handle_one();
         }
         let succeeded = self.failure.is_none() && !self.is_interrupted() && self.settled.is_none();
         if succeeded && self.job.waits_for_all() {
             self.wait_for_other_hosts();
         }
-        self.outcome()
+        self.say_replaced();
+        Waited::Over(self.outcome())
+    }
+
+    /// Whether a rank of this host runs.
+    fn runs(&self) -> bool {
+        self.ranks.iter().any(|watched| watched.exit.is_none())
     }
 
     /// Returns the channel of events after all ranks have ended. Kills the processes that they left behind, and reaps
@@ -162,17 +208,30 @@ impl<'a> Supervisor<'a> {
             Some(Event::Settled(attempt, settled)) if attempt == self.attempt => self.take(settled),
             Some(Event::Cut(words)) => self.take(Settled::Lost(words)),
             Some(Event::Settled(..) | Event::Message) => {}
-            None if self.stops_at.is_some() => self.stop(),
-            None => self.lose_patience(),
+            None => self.time_has_passed(Instant::now()),
         }
     }
 
-    /// Waits for the next event; returns `None` if the ranks are to be stopped or killed first.
+    /// Waits for the next event; returns `None` if something is to be done first.
     fn next_event(&self) -> Option<Event> {
         // `events` is set until `close`, and this struct holds a sender, so the channel cannot be closed.
         let events = self.events.as_ref()?;
-        let Some(until) = self.stops_at.or(self.patience_ends) else { return events.recv().ok() };
+        let until = self.stops_at.or(self.patience_ends).into_iter().chain(self.replacements.next()).min();
+        let Some(until) = until else { return events.recv().ok() };
         events.recv_timeout(until.saturating_duration_since(Instant::now())).ok()
+    }
+
+    /// Stops or kills the ranks if it is time to.
+    fn time_has_passed(&mut self, now: Instant) {
+        let is_over = |until: Option<Instant>| until.is_some_and(|until| until <= now);
+        if is_over(self.stops_at) {
+            self.stop();
+        } else if self.stops_at.is_none() && is_over(self.patience_ends) {
+            self.lose_patience();
+        }
+        if self.replacements.take_check(now) {
+            self.check_replacements();
+        }
     }
 
     /// Waits until the ranks of all hosts have succeeded, or one has not.
@@ -206,7 +265,7 @@ impl<'a> Supervisor<'a> {
         let is_first = self.failure.is_none();
         (self.settled, self.settled_at) = (Some(settled), nanoseconds(SystemTime::now()));
         let Some(failed) = failed.filter(|_| is_first && !self.job.keep_going) else { return };
-        let runs = self.ranks.iter().any(|watched| watched.exit.is_none());
+        let runs = self.runs();
         self.say(&format!("{failed}{}", if runs { "; stopping the ranks of this host" } else { "" }));
         if runs {
             self.stop_soon();
@@ -218,6 +277,7 @@ impl<'a> Supervisor<'a> {
         let Some(watched) = self.ranks.get_mut(place) else { return };
         (watched.exit, watched.seen) = (Some(exit), nanoseconds(SystemTime::now()));
         (watched.was_stopped, watched.was_interrupted) = (was_stopped, was_interrupted);
+        self.replacements.ended(Instant::now());
         self.verdict_told |= Some(exit) == self.verdict;
         if exit.is_success() || Some(exit) == self.verdict || (self.failure.is_some() && !self.job.keep_going) {
             return;
@@ -234,7 +294,8 @@ impl<'a> Supervisor<'a> {
                 (1.., false) if stops => "; stopping the others",
                 _ => "",
             };
-            self.say(&format!("rank {rank} (pid {group}) failed with {exit}{stopping}"));
+            let replacement = self.replacement_of(place);
+            self.say(&format!("rank {rank} (pid {group}) failed with {exit}{stopping}{replacement}"));
             self.tell_other_hosts();
         }
         if stops {
@@ -326,6 +387,10 @@ impl<'a> Supervisor<'a> {
         if self.job.keep_going && self.ranks.iter().any(|watched| watched.exit.is_some_and(ExitReason::is_success)) {
             return Outcome { code: 0, failure: None, interrupted, is_last };
         }
+        if let Some(signal) = interrupted.filter(|_| self.replacements.are_allowed() && self.has_ended_one()) {
+            // The job had survived the failures before.
+            return Outcome { code: ExitReason::Signal(signal).code(), failure: None, interrupted, is_last };
+        }
         let is_here = |failure: &Failure| self.ranks.iter().any(|watched| watched.rank == failure.rank);
         // A failure that another host reported first is the cause of the failures here.
         let elsewhere = match self.settled.take() {
@@ -366,6 +431,7 @@ impl<'a> Supervisor<'a> {
             self.signal_all(signal);
         }
         if request == Request::Stop && self.patience_ends.is_none() {
+            self.replacements.cancel();
             self.asked = (signal, self.job.grace_after_signal);
             self.patience_ends = Some(Instant::now() + self.job.grace_after_signal);
         }
@@ -409,6 +475,7 @@ impl<'a> Supervisor<'a> {
     /// Asks all ranks to stop, and starts their grace period.
     fn stop(&mut self) {
         self.stops_at = None;
+        self.replacements.cancel();
         self.signal_all(Signal::TERM);
         self.stopping = true;
         self.asked = (SIGTERM, self.job.grace);
@@ -434,6 +501,7 @@ impl<'a> Supervisor<'a> {
 
     fn kill_all(&mut self) {
         self.killed = true;
+        self.replacements.cancel();
         self.signal_all(Signal::KILL);
     }
 

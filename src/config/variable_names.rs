@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 pub(super) const PREFIX: &str = "COLLECTIVES_";
 
 /// The variables that are read, without [`PREFIX`]. Those for devices are included in every build.
-pub(super) const KNOWN: [&str; 21] = [
+pub(super) const KNOWN: [&str; 22] = [
     "ALGORITHM",
     "CHECK_DEVICE_CALLS",
     "CHECK_THREADS",
@@ -18,6 +18,7 @@ pub(super) const KNOWN: [&str; 21] = [
     "FLIGHT_RECORDER_DIR",
     "HOST_IDENTITY",
     "JOIN",
+    "JOIN_FILE",
     "LISTEN_ADDRESS",
     "METRICS",
     "NCCL_LIBRARY",

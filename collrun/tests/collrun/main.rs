@@ -20,5 +20,6 @@ mod flags;
 mod hosts;
 mod jobs;
 mod remote;
+mod replace;
 mod sshd;
 mod waiting;

@@ -71,7 +71,8 @@ impl Communicator {
     /// ```
     ///
     /// If `COLLECTIVES_JOIN` is set, for example to `10.0.0.1:40123`, this process joins the running job at this
-    /// address instead, like [`join`](Self::join).
+    /// address instead, like [`join`](Self::join). If `COLLECTIVES_JOIN_FILE` is set, this process writes its
+    /// [`join_address`](Self::join_address) to this file, from which a launcher can pass it to processes that join later.
     ///
     /// # Errors
     ///

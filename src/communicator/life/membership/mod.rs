@@ -38,6 +38,7 @@
 
 mod admission;
 mod attempt;
+mod join_file;
 mod members;
 mod newcomer;
 mod protocol;

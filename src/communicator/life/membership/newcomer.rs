@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::Membership;
 use super::admission::{Admission, Admitted};
+use super::join_file;
 use super::members::settings_of;
 use super::protocol::Members;
 use super::requests::{Answer, Placement, Request, Requests, refused};
@@ -16,7 +17,7 @@ use crate::base::tuning::recovery::{ANSWER, SERVICE};
 use crate::communicator::Communicator;
 use crate::communicator::life::bootstrap::{Builder, Origin, Start, call_off, connect_over_store};
 use crate::communicator::recovery::{self, RecoveryListener};
-use crate::config::join_addresses;
+use crate::config::{join_address_file, join_addresses};
 use crate::error::{Error, Result};
 use crate::host::net::identity::host_name;
 use crate::observe::LIFE;
@@ -56,12 +57,19 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// The errors of [`Communicator::from_env`] and, if `COLLECTIVES_JOIN` is set, of [`Communicator::join`].
+    /// - The errors of [`Communicator::from_env`].
+    /// - If `COLLECTIVES_JOIN` is set, the errors of [`Communicator::join`].
+    /// - If `COLLECTIVES_JOIN_FILE` is set, the errors of [`Communicator::join_address`], and `Io` if the file cannot be
+    ///   written.
     pub fn from_env(self) -> Result<Communicator> {
-        match join_addresses()? {
-            Some(addresses) => Ok(self.join(&addresses[..])?.communicator),
-            None => self.from_url("env://"),
+        let comm = match join_addresses()? {
+            Some(addresses) => self.join(&addresses[..])?.communicator,
+            None => self.from_url("env://")?,
+        };
+        if let Some(path) = join_address_file() {
+            join_file::write(&path, comm.join_address()?)?;
         }
+        Ok(comm)
     }
 
     /// Joins a running job with these settings, like [`Communicator::join`].
