@@ -117,7 +117,7 @@ impl fmt::Display for Waiting {
 ///
 /// **Use the same settings on every rank.** Only the following settings may differ: `timeout`, `waiting`,
 /// `check_threads`, `flight_recorder_calls`, `flight_recorder_dir`, `stall_warning`, `status_socket`, `observer`,
-/// `trace`, `trace_dir`, `metrics_dir`, `device_scratch_bytes`, `listen_address` and `host_identity`.
+/// `trace`, `trace_dir`, `metrics_dir`, `metrics_address`, `device_scratch_bytes`, `listen_address` and `host_identity`.
 ///
 /// When the ranks start, they compare `transport`, `reproducible`, `algorithms`, `encrypt` and `check_device_calls`.
 /// The start fails with [`Conflict`](Error::Conflict) if these settings differ, and with
@@ -273,8 +273,17 @@ pub struct Config {
     /// calls, bytes and seconds by communicator, backend and kind; the number of errors; and how long the oldest call
     /// has waited. The file is OpenMetrics text. It is written about every five seconds, and once more when the last
     /// communicator ends. It is not removed at the end of the process. Costs each call as much as an `observer` does.
-    /// Default: `None`. Variable: `COLLECTIVES_METRICS`.
+    /// Default: `None`. Variable: `COLLECTIVES_METRICS` (a folder).
     pub metrics_dir: Option<PathBuf>,
+    /// The address at which the first process of each host serves the same metrics over HTTP (`GET /metrics`). The other
+    /// processes of the host add the index of their first rank among the host's ranks to the port. If that port is in
+    /// use, a process takes another port of its host's ranks; if all are in use, it logs a warning and serves none.
+    ///
+    /// Any program that reaches the port can read the metrics, even if the job has a secret: names of communicators,
+    /// kinds, numbers, sizes and times of calls, but no data. Costs each call as much as an `observer` does, and
+    /// one thread of the process. Default: `None`. Variable: `COLLECTIVES_METRICS` (`tcp://127.0.0.1:9400`; the host must
+    /// be an IP address, and `0.0.0.0` means all interfaces).
+    pub metrics_address: Option<SocketAddr>,
     /// The secret of the job. Every rank and the server of the store must have the same secret; otherwise, they refuse
     /// each other's connections. Default: `None`, so any process that reaches a rank or the store can connect.
     /// Variables: `COLLECTIVES_SECRET`, or `COLLECTIVES_SECRET_FILE` (see [`Secret::from_file`]).
@@ -368,6 +377,7 @@ impl Default for Config {
             trace: false,
             trace_dir: None,
             metrics_dir: None,
+            metrics_address: None,
             secret: None,
             encrypt: false,
             #[cfg(feature = "cuda")]
@@ -441,7 +451,12 @@ impl Config {
         }
         self.flight_recorder_dir = self.flight_recorder_dir.or_else(|| read("COLLECTIVES_FLIGHT_RECORDER_DIR").map(PathBuf::from));
         self.trace_dir = self.trace_dir.or_else(|| read("COLLECTIVES_TRACE").map(PathBuf::from));
-        self.metrics_dir = self.metrics_dir.or_else(|| read("COLLECTIVES_METRICS").map(PathBuf::from));
+        if let Some(sink) = read(METRICS) {
+            match address_of_metrics(&sink)? {
+                Some(address) => self.metrics_address = self.metrics_address.or(Some(address)),
+                None => self.metrics_dir = self.metrics_dir.or_else(|| Some(PathBuf::from(sink))),
+            }
+        }
         if self.stall_warning == default.stall_warning {
             self.stall_warning = seconds(read, "COLLECTIVES_STALL_WARNING")?.unwrap_or(self.stall_warning);
         }
@@ -477,6 +492,9 @@ const CHECK_THREADS: &str = "COLLECTIVES_CHECK_THREADS";
 /// The variable that turns the answers to `collperf ps` on or off.
 const STATUS_SOCKET: &str = "COLLECTIVES_STATUS_SOCKET";
 
+/// The variable with the folder or the address of the metrics.
+const METRICS: &str = "COLLECTIVES_METRICS";
+
 /// The variable that turns encryption on.
 const ENCRYPT: &str = "COLLECTIVES_ENCRYPT";
 
@@ -491,6 +509,16 @@ fn seconds(read: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<Option<D
     let Some(seconds) = read(name) else { return Ok(None) };
     let duration = seconds.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     duration.ok_or_else(|| wrong(name, &seconds, "a number of seconds")).map(Some)
+}
+
+/// Returns the address of metrics; `None` if the value is a folder.
+fn address_of_metrics(value: &str) -> Result<Option<SocketAddr>> {
+    if !value.contains("://") {
+        return Ok(None);
+    }
+    let address = value.strip_prefix("tcp://").and_then(|address| address.parse().ok()).filter(|address: &SocketAddr| address.port() > 0);
+    let expected = "a folder, or tcp://IP:PORT with an IP address and a port, such as tcp://127.0.0.1:9400";
+    address.ok_or_else(|| wrong(METRICS, value, expected)).map(Some)
 }
 
 /// Reads the silence timeout, or returns the default.

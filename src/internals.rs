@@ -330,6 +330,7 @@ pub mod fuzz {
         acceptor, algorithms, engine_headers, engine_peer, facts, fingerprints, greetings, message_frames, message_peer,
         shared_memory_file, shared_memory_layout, shared_memory_ring,
     };
+    pub use crate::metrics::fuzz::metrics_requests;
     pub use crate::rendezvous::fuzz::{file_log, launchers, settings, store_replies, store_requests, store_service, urls};
 
     /// Returns initial inputs for the fuzz targets, each with the name of its target. The inputs are valid data of the
@@ -337,6 +338,7 @@ pub mod fuzz {
     pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         let mut seeds = crate::rendezvous::fuzz::seeds();
         seeds.extend(crate::host::fuzz::seeds());
+        seeds.extend(crate::metrics::fuzz::seeds());
         #[cfg(feature = "encryption")]
         seeds.extend(crate::authentication::fuzz::seeds());
         #[cfg(feature = "serde")]

@@ -610,7 +610,7 @@ pub(crate) mod flight {
     pub(crate) const SHARE: u64 = 10;
 }
 
-/// Files of metrics.
+/// Files and ports of metrics.
 pub(crate) mod metrics {
     use std::time::Duration;
 
@@ -620,6 +620,11 @@ pub(crate) mod metrics {
     pub(crate) const GROUPS: usize = 1024;
     /// The time after which a lock counts as lost in a fork.
     pub(crate) const LOCK: Duration = Duration::from_secs(5);
+    /// The time in which a client of the port must send its request and read the answer. Prometheus gives up after 10 s, so
+    /// one silent client does not make a collector fail.
+    pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
+    /// The pause before the next try if the process has no descriptor or memory for a connection.
+    pub(crate) const WITHOUT_RESOURCES: Duration = Duration::from_secs(1);
 }
 
 /// The answers to `collperf ps`.

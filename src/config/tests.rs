@@ -52,6 +52,22 @@ fn variables_fill_in_what_was_not_set() {
 }
 
 #[test]
+fn metrics_go_to_a_folder_or_an_address() {
+    let with = |value| Config::default().with_variables(&read(&[("COLLECTIVES_METRICS", value)]));
+    let to = |value| with(value).map(|config| (config.metrics_dir, config.metrics_address)).unwrap();
+    assert_eq!(to("/tmp/tcp"), (Some("/tmp/tcp".into()), None));
+    assert_eq!(to("tcp://127.0.0.1:9400"), (None, Some("127.0.0.1:9400".parse().unwrap())));
+    assert_eq!(to("tcp://[::1]:9400"), (None, Some("[::1]:9400".parse().unwrap())));
+    for wrong in ["tcp://", "tcp://:9400", "tcp://127.0.0.1", "tcp://127.0.0.1:0", "tcp://a:9400", "http://127.0.0.1:9400", "file:///tmp"] {
+        let error = with(wrong).unwrap_err().to_string();
+        assert!(error.contains("COLLECTIVES_METRICS") && error.contains("tcp://IP:PORT"), "{wrong}: {error}");
+    }
+    let set = Config { metrics_address: Some("127.0.0.1:1".parse().unwrap()), ..Config::default() };
+    let config = set.with_variables(&read(&[("COLLECTIVES_METRICS", "tcp://127.0.0.1:2")])).unwrap();
+    assert_eq!(config.metrics_address, Some("127.0.0.1:1".parse().unwrap()));
+}
+
+#[test]
 fn a_secret_comes_from_one_variable_and_is_never_quoted() {
     let with = |variables: &[(&str, &str)]| Config::default().with_variables(&read(variables));
     let long = "0123456789abcdef0123";

@@ -1,7 +1,9 @@
-//! Files of live metrics.
+//! Files and ports of live metrics.
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -93,5 +95,57 @@ fn calls_bytes_errors_and_waits_are_in_one_file_of_the_process() {
 fn a_folder_that_cannot_be_written_leaves_the_job_alone() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let builder = |rank: usize| Wiring::Shm.builder(rank).configure(|config| config.metrics_dir = Some(file.path().to_owned()));
+    threads_with(2, builder, |comm| comm.barrier().unwrap());
+}
+
+/// Returns the answer of a port to a collector.
+fn get(address: SocketAddr) -> String {
+    let mut connection = TcpStream::connect(address).unwrap();
+    connection.write_all(b"GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n").unwrap();
+    let mut text = String::new();
+    connection.read_to_string(&mut text).unwrap();
+    text
+}
+
+/// Returns an address whose port was free a moment ago, and is not among those that the system chooses by itself.
+fn free_address() -> SocketAddr {
+    let own = 20_000 + u16::try_from(std::process::id() % 10_000).unwrap();
+    let address = |port| SocketAddr::from(([127, 0, 0, 1], port));
+    (own..own + 500).map(address).find(|address| TcpListener::bind(address).is_ok()).expect("a free port")
+}
+
+#[test]
+fn a_port_answers_while_ranks_wait() {
+    alone_in_a_process("metrics::a_port_answers_while_ranks_wait", || {
+        let address = free_address();
+        let builder = |rank: usize| Wiring::Shm.builder(rank).configure(|config| config.metrics_address = Some(address));
+        each(communicators_with(2, builder), |comm| {
+            comm.all_reduce(&mut [1.0_f32; 8], ReduceOp::Sum).unwrap();
+            if comm.rank() == 1 {
+                // A client that says nothing only delays the next one.
+                let _silent = TcpStream::connect(address).unwrap();
+                wait_until("the port says how long rank 0 has waited", || {
+                    let text = get(address);
+                    assert!(text.starts_with("HTTP/1.0 200 OK\r\n") && text.ends_with("# EOF\n"), "{text}");
+                    assert!(
+                        text.contains(
+                            "collectives_bytes_total{communicator=\"world\",rank=\"1\",backend=\"host\",kind=\"all_reduce\"} 32\n"
+                        )
+                    );
+                    let waits = "collectives_waiting_seconds{communicator=\"world\",rank=\"0\"} ";
+                    text.lines().find_map(|line| line.strip_prefix(waits)).is_some_and(|seconds| seconds.parse::<f64>().unwrap() > 0.0)
+                });
+            }
+            comm.barrier().unwrap();
+        });
+        assert!(get(address).contains("kind=\"barrier\""), "it answers until the process ends");
+    });
+}
+
+#[test]
+fn a_port_that_is_in_use_leaves_the_job_alone() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let builder = |rank: usize| Wiring::Shm.builder(rank).configure(|config| config.metrics_address = Some(address));
     threads_with(2, builder, |comm| comm.barrier().unwrap());
 }

@@ -5,6 +5,7 @@
 mod arrows;
 #[path = "../common/mod.rs"]
 mod common;
+mod dashboard;
 mod drivers;
 mod errors;
 mod examples;

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::{Child, Command, Output};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -21,7 +22,7 @@ const RANKS: usize = 4;
 /// Waits until there is a file of this name. The wait ends when the test kills the rank.
 fn await_file(folder: &Path, name: &str) {
     while !folder.join(name).exists() {
-        std::thread::park_timeout(std::time::Duration::from_millis(5));
+        std::thread::park_timeout(Duration::from_millis(5));
     }
 }
 
@@ -46,6 +47,19 @@ fn rank() {
     }
     drop(other.all_reduce(&mut [1_u16], ReduceOp::Max));
     await_file(&folder, "never");
+}
+
+/// The time after which an answer has certainly hung. On an idle machine, an answer takes less than two seconds.
+const LATE: Duration = Duration::from_secs(20);
+
+/// Runs `collperf ps`, prints the time from its start to its end, and checks that it did not hang.
+fn timed(ask: impl FnOnce() -> Output) -> Output {
+    let began = Instant::now();
+    let output = ask();
+    let took = began.elapsed();
+    println!("collperf ps answered after {:.3} s", took.as_secs_f64());
+    assert!(took < LATE, "collperf ps took {took:?}");
+    output
 }
 
 /// A job, and the way to ask where it is.
@@ -75,7 +89,7 @@ impl Job {
 
     /// Returns the answer in JSON. Jobs of other tests are in it, too.
     fn answer(&self) -> Value {
-        let output = (self.ask)().arg("--json").output().unwrap();
+        let output = timed(|| (self.ask)().arg("--json").output().unwrap());
         let (text, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success(), "{text}\n{errors}");
         serde_json::from_str(&text).unwrap()
@@ -254,8 +268,6 @@ fn a_watch_asks_again_until_its_reader_is_gone() {
 
 #[cfg(feature = "cuda")]
 mod devices {
-    use std::time::Duration;
-
     use super::*;
     use crate::common::ranks::{alone_in_a_process, threads_with};
     use collectives::DeviceChoice;
@@ -292,7 +304,7 @@ mod devices {
 
     /// Whether `collperf ps` says that the call on the devices of this process has not ended.
     fn is_named() -> bool {
-        let output = ps().arg("--json").output().unwrap();
+        let output = timed(|| ps().arg("--json").output().unwrap());
         let all: Value = serde_json::from_slice(&output.stdout).unwrap();
         let own = all["communicators"].as_array().unwrap().iter().find(|of| of["ranks"][0]["pid"] == std::process::id());
         let said = own.map(|of| of["findings"].to_string()).unwrap_or_default();

@@ -35,7 +35,7 @@ pub struct Target {
 }
 
 /// All targets. The bounds are two to four times what valid inputs take.
-pub const TARGETS: [Target; 28] = [
+pub const TARGETS: [Target; 29] = [
     target("store_requests", fuzz::store_requests, 64 << 10, 1 << 10),
     target("store_service", fuzz::store_service, 64 << 10, 256),
     target("store_replies", fuzz::store_replies, 64 << 10, 128),
@@ -57,6 +57,7 @@ pub const TARGETS: [Target; 28] = [
     target("records", fuzz::records, 64 << 10, 64),
     // The buffer for incoming data holds two records, each of at most 64 KiB.
     target("encrypted_link", fuzz::encrypted_link, 512 << 10, 64),
+    target("metrics_requests", fuzz::metrics_requests, 64 << 10, 64),
     target("facts", fuzz::facts, 64 << 10, 64),
     target("shared_memory_file", fuzz::shared_memory_file, 64 << 10, 64),
     target("shared_memory_layout", fuzz::shared_memory_layout, 64 << 10, 64),

@@ -4,6 +4,8 @@ mod flight;
 mod groups;
 mod pickle;
 #[cfg(test)]
+mod spoiled;
+#[cfg(test)]
 mod tests;
 mod torch;
 mod trace;

@@ -9,7 +9,7 @@ use crate::replay::agreement;
 use crate::replay::recording::{Call, Counts, Group, Kind};
 
 /// Returns the trace of a rank whose calls are in communicator `world`, or in the second one of its list.
-fn trace(rank: usize, world_size: usize, events: &[Value]) -> Value {
+pub(super) fn trace(rank: usize, world_size: usize, events: &[Value]) -> Value {
     let everyone: Vec<usize> = (0..world_size).collect();
     json!({
         "otherData": {
@@ -22,23 +22,23 @@ fn trace(rank: usize, world_size: usize, events: &[Value]) -> Value {
 }
 
 /// Returns a call of a trace.
-fn event(name: &str, communicator: u64, start_us: f64, arguments: Value) -> Value {
+pub(super) fn event(name: &str, communicator: u64, start_us: f64, arguments: Value) -> Value {
     json!({"ph": "X", "name": name, "cat": "collective", "pid": 0, "tid": 4 * communicator + 1, "ts": start_us, "dur": 2.5, "args": arguments})
 }
 
-fn sum(sequence: u64, start_us: f64) -> Value {
+pub(super) fn sum(sequence: u64, start_us: f64) -> Value {
     event("all_reduce", 0, start_us, json!({"sequence": sequence, "count": 4, "bytes": 16, "op": "sum", "dtype": "f32"}))
 }
 
 /// Returns PyTorch's record of a rank of two.
-fn dump(entries: &[Value]) -> Value {
+pub(super) fn dump(entries: &[Value]) -> Value {
     json!({
         "version": "2.10", "comm_lib_version": "2.27", "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}},
         "pg_status": {}, "entries": entries
     })
 }
 
-fn entry(number: u64, name: &str, inputs: Value, outputs: Value) -> Value {
+pub(super) fn entry(number: u64, name: &str, inputs: Value, outputs: Value) -> Value {
     let is_p2p = name.contains("send") || name.contains("recv");
     json!({
         "record_id": number, "pg_id": 0, "process_group": ["0", "default_pg"], "collective_seq_id": number + 1, "p2p_seq_id": 0, "op_id": number,
@@ -205,7 +205,7 @@ fn records_of_pytorch_that_are_wrong_are_refused() {
 }
 
 /// Writes a pickle as PyTorch does.
-fn pickled(value: &Value) -> Vec<u8> {
+pub(super) fn pickled(value: &Value) -> Vec<u8> {
     fn put(value: &Value, out: &mut Vec<u8>) {
         match value {
             Value::Null => out.push(b'N'),

@@ -51,11 +51,11 @@ use crate::communicator::Communicator;
 use crate::communicator::handle::state::Shared;
 use crate::communicator::recovery::{PeerWatch, RecoveryGroup, RecoveryListener};
 use crate::config::{Config, nvtx_injection};
-use crate::error::Result;
+use crate::error::{Peer, Result};
 use crate::flight::{self, About};
 use crate::host::backend::{BackendSetup, HostBackend};
 use crate::host::exchange::Exchange;
-use crate::metrics::{Group, Metered};
+use crate::metrics::{Group, Metered, Place, Sink};
 use crate::observe::{LIFE, Observer, Observers, TraceLog, Watch};
 use crate::rendezvous::Store;
 use crate::status;
@@ -149,11 +149,22 @@ pub(in crate::communicator) fn connect(exchange: &mut dyn Exchange, start: Start
 
 /// Returns the program's observer, or one that also keeps metrics.
 fn observer(backend: &HostBackend, name: &str, config: &Config) -> Option<Arc<dyn Observer>> {
-    let program = config.observer.clone();
-    let Some(folder) = config.metrics_dir.clone() else { return program };
-    let (rank, world_size) = (backend.rank(), backend.peers().len());
-    let group = Group { communicator: name.to_owned(), rank, world_size, wiring: backend.wiring() };
-    Some(Arc::new(Metered::new(folder, group, &backend.recorder(), program)))
+    let sinks = [config.metrics_dir.clone().map(Sink::Folder), config.metrics_address.map(Sink::Port)];
+    let with_metrics = |next, sink| -> Option<Arc<dyn Observer>> {
+        let (rank, world_size) = (backend.rank(), backend.peers().len());
+        let group = Group { communicator: name.to_owned(), rank, world_size, wiring: backend.wiring() };
+        Some(Arc::new(Metered::new((sink, place(backend)), group, &backend.recorder(), next)))
+    };
+    sinks.into_iter().flatten().fold(config.observer.clone(), with_metrics)
+}
+
+/// Returns the position of this process among the processes of its host.
+fn place(backend: &HostBackend) -> Place {
+    let (rank, peers) = (backend.rank(), backend.peers());
+    let is_own = |peer: &&Peer| (peer.pid, &peer.host) == (peers[rank].pid, &peers[rank].host);
+    let (index, count) = backend.local();
+    // Earlier ranks may be threads of this process.
+    Place { index: index.saturating_sub(peers[..rank].iter().filter(is_own).count()), count }
 }
 
 /// Begins a trace if one is enabled.

@@ -1,12 +1,14 @@
-//! The file of a process, and the thread that keeps it up to date.
+//! The file or the port of a process, and the thread that writes the file or answers at the port.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use super::counters::Counters;
+use super::port::{self, Place};
 use super::text::{Group, Snapshot, to_text};
 use crate::base::event;
 use crate::base::fork::Process;
@@ -25,10 +27,19 @@ struct Entry {
     flight: Weak<Flight>,
 }
 
-/// The file of one folder.
+/// The way in which the metrics leave the process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Sink {
+    /// A file in this folder.
+    Folder(PathBuf),
+    /// A port, which is this one for the first process of a host.
+    Port(SocketAddr),
+}
+
+/// The metrics of this process for one sink.
 #[derive(Debug)]
 pub(super) struct Output {
-    folder: PathBuf,
+    sink: Sink,
     process: Process,
     entries: Mutex<BTreeMap<Key, Entry>>,
     /// Held while the file is written, so that no older text replaces a newer one.
@@ -38,7 +49,7 @@ pub(super) struct Output {
     living: AtomicUsize,
 }
 
-/// The files of this process. They are never removed, so that counters never decrease.
+/// The outputs of this process. They are never removed, so that counters never decrease.
 static OUTPUTS: Mutex<Vec<Arc<Output>>> = Mutex::new(Vec::new());
 
 /// Takes a lock that another thread of a parent process may have held at a fork, and that is then never released.
@@ -54,41 +65,54 @@ fn lock<T>(mutex: &Mutex<T>) -> Option<event::Locked<'_, T>> {
 }
 
 impl Output {
-    fn new(folder: PathBuf) -> Arc<Self> {
+    fn new(sink: Sink) -> Arc<Self> {
         let (entries, writing) = (Mutex::default(), Mutex::default());
-        Arc::new(Self {
-            folder,
-            process: Process::this(),
-            entries,
-            writing,
-            has_failed: AtomicBool::new(false),
-            living: AtomicUsize::new(0),
-        })
+        Arc::new(Self { sink, process: Process::this(), entries, writing, has_failed: AtomicBool::new(false), living: AtomicUsize::new(0) })
     }
 
-    /// Returns this process's file in a folder. The first call for a folder starts the thread. If the system refuses the
-    /// thread, the file is written only when communicators end.
-    pub(super) fn of_process(folder: PathBuf) -> Arc<Self> {
-        let Some(mut outputs) = lock(&OUTPUTS) else { return Self::new(folder) };
+    /// Returns this process's output for a sink. The first call for a sink starts the thread.
+    pub(super) fn of_process(sink: Sink, place: Place) -> Arc<Self> {
+        let Some(mut outputs) = lock(&OUTPUTS) else { return Self::new(sink) };
         // A forked child has counters of its own.
         outputs.retain(|output| !output.process.is_foreign());
-        if let Some(known) = outputs.iter().find(|output| output.folder == folder) {
+        if let Some(known) = outputs.iter().find(|output| output.sink == sink) {
             return Arc::clone(known);
         }
-        let output = Self::new(folder);
+        let output = Self::new(sink);
         outputs.push(Arc::clone(&output));
         drop(outputs);
-        let written = Arc::clone(&output);
+        match &output.sink {
+            Sink::Folder(_) => Arc::clone(&output).keep_file(),
+            Sink::Port(first) => Arc::clone(&output).serve(*first, place),
+        }
+        output
+    }
+
+    /// Starts the thread that writes the file. If the system refuses the thread, the file is written only when communicators
+    /// end.
+    fn keep_file(self: Arc<Self>) {
         let started = OwnThread::spawn("metrics".to_owned(), move || {
             loop {
-                written.write();
+                self.write();
                 std::thread::park_timeout(EVERY);
             }
         });
         if let Err(error) = started {
             event::warn!(%error, "metrics are written only when communicators end, because the system refuses a thread");
         }
-        output
+    }
+
+    /// Starts the thread that answers at the port. If the system refuses the port or the thread, the job runs without.
+    fn serve(self: Arc<Self>, first: SocketAddr, place: Place) {
+        let started = port::listen(first, place).and_then(|listener| {
+            let address = listener.local_addr()?;
+            OwnThread::spawn("metrics".to_owned(), move || port::serve(&listener, || to_text(&self.snapshots())))?;
+            Ok(address)
+        });
+        match started {
+            Ok(address) => event::debug!(%address, "metrics are served"),
+            Err(error) => event::warn!(%error, %first, ranks = place.count, "no metrics are served; use ports that are free"),
+        }
     }
 
     /// Returns the counters of a communicator: those of earlier communicators with its name and rank, if there were any.
@@ -128,16 +152,21 @@ impl Output {
         known.into_iter().map(snapshot).collect()
     }
 
-    /// Writes the file.
+    /// Writes the file, if the sink is a file.
     pub(super) fn write(&self) {
-        if self.process.is_foreign() {
-            return;
+        if let Sink::Folder(folder) = &self.sink
+            && !self.process.is_foreign()
+        {
+            self.write_to(folder);
         }
+    }
+
+    fn write_to(&self, folder: &Path) {
         let Some(writing) = lock(&self.writing) else { return };
         let text = to_text(&self.snapshots());
         let host: String = rustix::system::uname().nodename().to_string_lossy().replace('/', "_");
         let name = format!("collectives-{host}-{}.prom", std::process::id());
-        let written = write_whole(&self.folder, &name, &text, "metrics");
+        let written = write_whole(folder, &name, &text, "metrics");
         drop(writing);
         match written {
             Ok(_) => self.has_failed.store(false, Ordering::Relaxed),
