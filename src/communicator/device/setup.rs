@@ -285,7 +285,7 @@ impl Communicator {
     }
 
     /// Gathers what every rank sends, in rank order.
-    fn exchange(&self, mine: &[u8], deadline: &Deadline) -> Result<Vec<Vec<u8>>> {
+    pub(super) fn exchange(&self, mine: &[u8], deadline: &Deadline) -> Result<Vec<Vec<u8>>> {
         Exchange::all_gather(&mut &*self, mine, deadline)
     }
 

@@ -13,7 +13,7 @@ use crate::base::deadline::Deadline;
 use crate::base::tuning::recovery::SERVICE;
 use crate::communicator::Communicator;
 #[cfg(feature = "cuda")]
-use crate::communicator::device::{DeviceChoice, DeviceRequest};
+use crate::communicator::device::DeviceChoice;
 use crate::communicator::life::bootstrap::{Origin, Start, connect_over_store};
 use crate::communicator::life::shrink::protocol::Shrunk;
 use crate::communicator::recovery::{PeerWatch, Probe, probe};
@@ -205,8 +205,7 @@ impl Members for Communicator {
         comm.keep_store(self.kept_store());
         #[cfg(feature = "cuda")]
         if let Some(device) = self.device() {
-            let request = DeviceRequest { choice: DeviceChoice::Context(Arc::clone(device.context())), required: true };
-            comm.connect_device(&request, deadline)?;
+            comm.connect_device_of_grown(&DeviceChoice::Context(Arc::clone(device.context())), deadline)?;
         }
         Ok(comm)
     }
