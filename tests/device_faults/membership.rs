@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use collectives::{Communicator, Config, DeviceChoice, Error, ReduceOp, Result};
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::common::cases::Memory;
 use super::common::meeting::wait_until;
@@ -18,6 +19,8 @@ use super::processes::Ranks;
 const ADDRESSES: &str = "COLLECTIVES_TEST_JOIN";
 /// The variable of a newcomer whose devices take long to connect: for so many polls.
 const POLLS: &str = "COLLECTIVES_TEST_POLLS";
+/// The variable with a shorter timeout of the job's calls, in seconds.
+const TIMEOUT: &str = "COLLECTIVES_TEST_SECONDS";
 /// The timeout of a call.
 const LIMIT: Duration = Duration::from_secs(60);
 /// How long the survivors may take until they work again. It is less than the timeout of a call, so no wait has ended by
@@ -56,7 +59,8 @@ fn continue_when_told() {
 
 /// Begins the job or joins it, as the variables say.
 fn begin_or_join() -> Communicator {
-    let builder = builder(Config::default()).configure(|config| config.timeout = LIMIT);
+    let limit = std::env::var(TIMEOUT).map_or(LIMIT, |seconds| Duration::from_secs(seconds.parse().unwrap()));
+    let builder = builder(Config::default()).configure(|config| config.timeout = limit);
     let Ok(addresses) = std::env::var(ADDRESSES) else { return builder.from_env().unwrap() };
     let addresses: Vec<SocketAddr> = addresses.split(',').map(|address| address.parse().unwrap()).collect();
     if let Ok(polls) = std::env::var(POLLS) {
@@ -100,7 +104,12 @@ struct Job {
 
 impl Job {
     fn start(name: &'static str, world_size: usize) -> Self {
-        let ranks = Ranks::spawn(name, world_size);
+        Self::start_with(name, world_size, &[])
+    }
+
+    /// Does the same as [`Job::start`], with more variables.
+    fn start_with(name: &'static str, world_size: usize, variables: &[(&str, String)]) -> Self {
+        let ranks = Ranks::spawn_with(name, world_size, variables);
         let mut job = Self { name, world_size, ranks, addresses: vec![String::new(); world_size] };
         let all: Vec<usize> = (0..world_size).collect();
         job.await_members(&all, &all);
@@ -129,8 +138,14 @@ impl Job {
 
     /// Waits until each of `ranks` has worked, with these members. Returns the members' devices.
     fn await_members(&mut self, ranks: &[usize], members: &[usize]) -> Vec<usize> {
-        let mut waiting = ranks.to_vec();
-        let mut devices = Vec::new();
+        let (found, devices) = self.await_work(ranks);
+        assert_eq!(found, members);
+        devices
+    }
+
+    /// Waits until each of `ranks` has worked, all with the same members. Returns the members and their devices.
+    fn await_work(&mut self, ranks: &[usize]) -> (Vec<usize>, Vec<usize>) {
+        let (mut waiting, mut all) = (ranks.to_vec(), Vec::new());
         while !waiting.is_empty() {
             let (rank, line) = self.ranks.next("all work");
             if let Some(address) = line.strip_prefix("address ") {
@@ -138,12 +153,12 @@ impl Job {
             } else if let Some(said) = line.strip_prefix("members ") {
                 let numbers: Vec<usize> =
                     said.split(|c: char| !c.is_ascii_digit()).filter(|text| !text.is_empty()).map(|text| text.parse().unwrap()).collect();
-                assert_eq!(numbers.iter().step_by(2).copied().collect::<Vec<_>>(), members, "rank {rank}");
-                devices = numbers.into_iter().skip(1).step_by(2).collect();
                 waiting.retain(|other| *other != rank);
+                all.push(numbers);
             }
         }
-        devices
+        assert!(all.windows(2).all(|two| two[0] == two[1]), "{all:?}");
+        all[0].chunks(2).map(|pair| (pair[0], pair[1])).unzip()
     }
 
     /// Lets all end, and checks that they do well.
@@ -218,6 +233,37 @@ fn a_member_that_is_killed_while_devices_connect_is_left_out_and_the_newcomer_jo
         println!("without rank {victim}, all work after {:?}", killed.elapsed());
         job.end(&all);
     }
+}
+
+/// Members wait for a connection for at most their timeout, and 5 s longer to agree.
+#[test]
+fn a_newcomer_that_is_stopped_while_devices_connect_joins_later() {
+    const NAME: &str = "membership::a_newcomer_that_is_stopped_while_devices_connect_joins_later";
+    steers_nccl!();
+    if is_rank_of(NAME) {
+        return rank_of_a_job_that_changes();
+    }
+    let mut job = Job::start_with(NAME, 2, &[(TIMEOUT, "10".to_owned())]);
+    let newcomer = job.add(&[1, 0], Some(1000));
+    job.tell(&[0, 1], "go");
+    assert_eq!(job.ranks.next("the devices connect"), (newcomer, "connecting".to_owned()));
+    let pid = Pid::from_raw(job.ranks.children[newcomer].id() as i32).unwrap();
+    kill_process(pid, Signal::STOP).unwrap();
+    let stopped = Instant::now();
+    job.await_members(&[0, 1], &[0, 1]);
+    assert!(stopped.elapsed() < Duration::from_secs(19), "after {:?}", stopped.elapsed());
+    println!("the members work again after {:?}", stopped.elapsed());
+    kill_process(pid, Signal::CONT).unwrap();
+    // It first gives up the attempt before, up to 30 s after its begin. Meanwhile the members work.
+    let resumed = Instant::now();
+    loop {
+        job.tell(&[0, 1], "go");
+        if job.await_work(&[0, 1]).0 == [0, 1, newcomer] {
+            break;
+        }
+        assert!(resumed.elapsed() < LIMIT, "the newcomer is not let in");
+    }
+    job.end(&[0, 1, newcomer]);
 }
 
 #[test]

@@ -34,7 +34,7 @@ impl Communicator {
     ///
     /// A newcomer whose process has ended is left out at once. A newcomer whose process is stopped delays only one call
     /// of `admit`: by at most 2 s, or, if the process is stopped while the ranks connect, by at most 30 s plus 20 ms
-    /// for each rank. If the ranks cannot connect with a newcomer, the newcomer waits for the next call of `admit`.
+    /// for each rank (with devices, up to 5 s longer). If the ranks cannot connect with a newcomer, the newcomer waits for the next call of `admit`.
     /// After three attempts, it is refused.
     ///
     /// After newcomers have been admitted, make all later calls of `shrink` and `admit` on the new communicator,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::Membership;
 use super::admission::{Admission, Admitted};
 use super::members::settings_of;
-use super::protocol::Members;
+use super::protocol::{Members, connection_time};
 use super::requests::{Answer, Placement, Request, Requests, refused};
 use crate::base::deadline::Deadline;
 use crate::base::event;
@@ -175,7 +175,9 @@ fn ask<N: Newcomer>(newcomer: &N, visit: &N::Visit, deadline: &Deadline) -> Resu
             None => break,
         }
         let Some(placement) = requests.placement(number, attempt, deadline)? else { continue };
-        let comm = newcomer.connect(visit, &placement, deadline);
+        // The members wait no longer. A newcomer that was stopped meanwhile does not hear that they have given up.
+        let limit = connection_time(placement.world_size).min(deadline.remaining());
+        let comm = newcomer.connect(visit, &placement, &Deadline::after(limit));
         // Only the members know whether all of them have connected.
         match (requests.decision(number, attempt, deadline)?, comm) {
             (true, Ok(comm)) => return Admission::complete(comm, placement.members).map(Some),
