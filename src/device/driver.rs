@@ -150,8 +150,8 @@ pub(crate) fn count() -> Result<usize, String> {
     Ok(usize::try_from(count).unwrap_or(0))
 }
 
-/// Opens the device with this number, with its primary context.
-pub(crate) fn open(ordinal: usize) -> Result<Gpu, String> {
+/// Checks that there is a device with this number.
+pub(crate) fn check_ordinal(ordinal: usize) -> Result<(), String> {
     let count = count()?;
     if ordinal >= count {
         let there = match count {
@@ -161,8 +161,21 @@ pub(crate) fn open(ordinal: usize) -> Result<Gpu, String> {
         };
         return Err(format!("there is no device {ordinal}: {there}"));
     }
+    Ok(())
+}
+
+/// Opens the device with this number, with its primary context.
+pub(crate) fn open(ordinal: usize) -> Result<Gpu, String> {
+    check_ordinal(ordinal)?;
     let context = CudaContext::new(ordinal).map_err(|error| format!("cannot open device {ordinal}: {}", words(error)))?;
     of(&context)
+}
+
+/// Returns the id of the device with this number, without opening it.
+pub(crate) fn uuid(ordinal: usize) -> Option<[u8; 16]> {
+    check().ok()?;
+    let device = cudarc::driver::result::device::get(c_int::try_from(ordinal).ok()?).ok()?;
+    cudarc::driver::result::device::get_uuid(device).ok().map(|uuid| uuid.bytes.map(|byte| byte as u8))
 }
 
 /// Returns the device of a context.

@@ -142,7 +142,9 @@ pub(crate) use arguments::Arguments;
 pub(crate) use backend::{CommonDevice, DeviceBackend, WORDS_BYTES, Words};
 pub(crate) use comm::{BackOff, EndNotice, LivenessProbe, NcclComm, Notice, Setup, StreamPosition, unique_id};
 pub use driver::milliseconds_between;
-pub(crate) use driver::{Gpu, check as check_driver, count, cuda_error, has_multicast, is_capturing, of, open, share_pool};
+pub(crate) use driver::{
+    Gpu, check as check_driver, check_ordinal, count, cuda_error, has_multicast, is_capturing, of, open, share_pool, uuid,
+};
 pub(crate) use kernels::FamilySet;
 pub(crate) use memory::suits_window;
 pub use memory::{NcclBuffer, Registrable, Registration, Window};

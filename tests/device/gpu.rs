@@ -95,7 +95,7 @@ pub fn compared_before(calls: u64) -> Config {
 
 /// Locks the devices of this process for one set of ranks. Some driver calls wait until a device is idle, so two sets
 /// at once could wait for each other forever.
-fn turn() -> MutexGuard<'static, ()> {
+pub fn turn() -> MutexGuard<'static, ()> {
     static DEVICES: Mutex<()> = Mutex::new(());
     DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
 }

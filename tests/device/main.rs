@@ -15,6 +15,7 @@ mod graphs;
 mod groups;
 mod many;
 mod matrix;
+mod membership;
 mod messages;
 mod ordering;
 mod other_crates;

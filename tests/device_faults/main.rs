@@ -17,6 +17,7 @@ mod endings;
 mod forks;
 mod graphs;
 mod kills;
+mod membership;
 mod mismatches;
 mod misuse;
 mod records;

@@ -8,6 +8,7 @@ mod handle;
 mod headers;
 mod liveness;
 mod nccl;
+mod newcomer;
 mod queue;
 mod setup;
 mod started;

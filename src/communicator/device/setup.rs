@@ -15,7 +15,6 @@ use crate::communicator::work::message::INTERNAL_TAG;
 use crate::config::device_environment;
 use crate::device::{self, CommonDevice, FamilySet, Gpu, NcclComm, NcclCommunicator, Setup};
 use crate::error::{Error, Peer, Result};
-use crate::host::exchange::Exchange;
 
 /// The choice of the GPU that a rank uses.
 #[derive(Debug, Clone, Default)]
@@ -284,9 +283,11 @@ impl Communicator {
         self.keep_device(backend, request.required)
     }
 
-    /// Gathers what every rank sends, in rank order.
-    fn exchange(&self, mine: &[u8], deadline: &Deadline) -> Result<Vec<Vec<u8>>> {
-        Exchange::all_gather(&mut &*self, mine, deadline)
+    /// Gathers what every rank sends, in rank order. A rank that is stopped holds up the others only for as long as the
+    /// start of the devices may take, not for as long as a call.
+    pub(super) fn exchange(&self, mine: &[u8], deadline: &Deadline) -> Result<Vec<Vec<u8>>> {
+        let limit = self.timeout().min(deadline.remaining().max(AGREEMENT_WAIT));
+        self.with_timeout(limit).all_gather_blobs(mine)
     }
 
     /// Stores the outcome of an attempt.

@@ -13,7 +13,7 @@ use crate::base::deadline::Deadline;
 use crate::base::tuning::recovery::SERVICE;
 use crate::communicator::Communicator;
 #[cfg(feature = "cuda")]
-use crate::communicator::device::{DeviceChoice, DeviceRequest};
+use crate::communicator::device::DeviceChoice;
 use crate::communicator::life::bootstrap::{Origin, Start, connect_over_store};
 use crate::communicator::life::shrink::protocol::Shrunk;
 use crate::communicator::recovery::{PeerWatch, Probe, probe};
@@ -34,7 +34,7 @@ impl Communicator {
     ///
     /// A newcomer whose process has ended is left out at once. A newcomer whose process is stopped delays only one call
     /// of `admit`: by at most 2 s, or, if the process is stopped while the ranks connect, by at most 30 s plus 20 ms
-    /// for each rank. If the ranks cannot connect with a newcomer, the newcomer waits for the next call of `admit`.
+    /// for each rank (with devices, up to 5 s longer). If the ranks cannot connect with a newcomer, the newcomer waits for the next call of `admit`.
     /// After three attempts, it is refused.
     ///
     /// After newcomers have been admitted, make all later calls of `shrink` and `admit` on the new communicator,
@@ -205,8 +205,7 @@ impl Members for Communicator {
         comm.keep_store(self.kept_store());
         #[cfg(feature = "cuda")]
         if let Some(device) = self.device() {
-            let request = DeviceRequest { choice: DeviceChoice::Context(Arc::clone(device.context())), required: true };
-            comm.connect_device(&request, deadline)?;
+            comm.connect_device_of_grown(&DeviceChoice::Context(Arc::clone(device.context())), deadline)?;
         }
         Ok(comm)
     }

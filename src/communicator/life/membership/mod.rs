@@ -14,7 +14,7 @@
 //! 3. The members exchange the confirmed newcomers. Members keep their ranks; newcomers follow, by the rank of the
 //!    member that they asked, then in the order of their requests.
 //! 4. Members and newcomers connect at rank 0's listener, as at the start of a job. Rank 0 watches whether one is gone. A
-//!    rank that does not come calls this off.
+//!    rank that does not come calls this off. Then they connect their devices. If that fails on one rank, it fails on all.
 //! 5. The members vote over the old communicator. Only if each of them has connected, the new communicator counts. Then
 //!    each member *commits*: it publishes at its listener that it continues in the new communicator, and lets its
 //!    newcomers in. Otherwise all drop it, and the newcomers wait for the next admission.

@@ -8,7 +8,7 @@ use super::Membership;
 use super::admission::{Admission, Admitted};
 use super::join_file;
 use super::members::settings_of;
-use super::protocol::Members;
+use super::protocol::{Members, connection_time};
 use super::requests::{Answer, Placement, Request, Requests, refused};
 use crate::base::deadline::Deadline;
 use crate::base::event;
@@ -44,6 +44,7 @@ impl Communicator {
     ///
     /// - `InvalidArgument` if there is no address, or if a name cannot be resolved.
     /// - `Timeout` if the ranks do not admit this process in time.
+    /// - `NoDevice` if the builder requires a device that this process does not have.
     /// - `Conflict` if the job refuses this process, for example because its settings differ.
     /// - `Unauthorized` if this process does not know the job's secret.
     #[doc(alias("MPI_Comm_connect"))]
@@ -85,7 +86,33 @@ impl Builder {
             return Err(Error::argument("join", "there is no address; pass at least one rank's join_address"));
         }
         let deadline = Deadline::after(self.config.timeout);
-        join(&Joining(self), &addresses, &deadline).map(Membership::from)
+        let no_device = self.withdraw_missing_device()?;
+        let joined = join(&Joining(self), &addresses, &deadline).map(Membership::from);
+        joined.map_err(|error| match (error, no_device) {
+            (Error::Conflict { reason }, Some(why)) => Error::Conflict { reason: format!("{reason} (this process has no device: {why})") },
+            (error, _) => error,
+        })
+    }
+
+    /// Withdraws the request for a device backend if this process cannot have one, and returns why. Like a member
+    /// without a device, it can join a job without devices.
+    ///
+    /// # Errors
+    ///
+    /// `NoDevice` if a device backend is required.
+    #[cfg(feature = "cuda")]
+    fn withdraw_missing_device(&mut self) -> Result<Option<String>> {
+        let Some(reason) = self.device.as_ref().and_then(|request| request.check(&self.config).err()) else { return Ok(None) };
+        match self.device.take() {
+            Some(request) if request.required => Err(Error::NoDevice { call: "join".to_owned(), reason }),
+            _ => Ok(Some(reason)),
+        }
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    #[expect(clippy::unnecessary_wraps, clippy::unused_self, reason = "builds with devices return an error")]
+    fn withdraw_missing_device(&mut self) -> Result<Option<String>> {
+        Ok(None)
     }
 }
 
@@ -148,24 +175,35 @@ fn ask<N: Newcomer>(newcomer: &N, visit: &N::Visit, deadline: &Deadline) -> Resu
     let requests = Requests::new(N::store(visit));
     let number = requests.add(&newcomer.request(visit))?;
     event::info!(target: LIFE, number, "waiting to be admitted");
+    let mut failed = None;
     for attempt in 1.. {
         match requests.answer(number, attempt, deadline)? {
-            Some(Answer::Refused(reason)) => return Err(refused(&reason)),
+            Some(Answer::Refused(reason)) => return Err(refused(&with_cause(reason, failed.as_ref()))),
             Some(Answer::Confirm) => requests.confirm(number, attempt)?,
             None => break,
         }
         let Some(placement) = requests.placement(number, attempt, deadline)? else { continue };
-        let comm = newcomer.connect(visit, &placement, deadline);
+        // The members wait no longer. A newcomer that was stopped meanwhile does not hear that they have given up.
+        let limit = connection_time(placement.world_size).min(deadline.remaining());
+        let comm = newcomer.connect(visit, &placement, &Deadline::after(limit));
         // Only the members know whether all of them have connected.
         match (requests.decision(number, attempt, deadline)?, comm) {
             (true, Ok(comm)) => return Admission::complete(comm, placement.members).map(Some),
             (true, Err(error)) => return Err(error),
-            (false, _) => {}
+            (false, comm) => failed = comm.err(),
         }
     }
     // Otherwise a member would call this process without success.
     requests.remove(number)?;
     Ok(None)
+}
+
+/// Adds this process's error in the last attempt to the members' reason for a refusal.
+fn with_cause(reason: String, failed: Option<&Error>) -> String {
+    match failed {
+        Some(error) => format!("{reason}; the last attempt failed here: {error}"),
+        None => reason,
+    }
 }
 
 /// A real process that waits to be admitted, with these settings.
@@ -224,7 +262,7 @@ impl Newcomer for Joining {
         let comm = connect_over_store(Arc::clone(&store), start, None, deadline).inspect_err(|error| call_off(&*store, error))?;
         #[cfg(feature = "cuda")]
         if let Some(request) = &self.0.device {
-            comm.connect_device(request, deadline)?;
+            comm.connect_device_of_grown(&request.choice, deadline)?;
         }
         Ok(comm)
     }
