@@ -6,6 +6,7 @@ its wait and its future.
 """
 
 import atexit
+import functools
 import os
 
 import torch
@@ -93,10 +94,10 @@ def _has_recorder():
 class CollectivesProcessGroup(dist.ProcessGroup):
     """A group without other backends. Programs call its operations directly; C++ calls the registered backend."""
 
-    def __init__(self, store, rank, size, timeout, connects=True):
+    def __init__(self, store, rank, size, timeout, connects=True, backend=None):
         super().__init__(store, rank, size)
         custom = dist.ProcessGroup.BackendType.CUSTOM
-        self._backend = CollectivesBackend(store, rank, size, timeout, OwnedWork, connects)
+        self._backend = backend or CollectivesBackend(store, rank, size, timeout, OwnedWork, connects)
         self._set_default_backend(custom)
         self._register_backend(torch.device("cpu"), custom, self._backend)
         self._is_recorded = _has_recorder()
@@ -209,6 +210,32 @@ def create(options, _backend_options=None):
     return made(options.store, options.group_rank, options.group_size, options.timeout, connects=not options.enable_reconfigure)
 
 
+def _serve_shrinks():
+    """
+    Makes `shrink_group` return our groups. PyTorch would register the backend as Gloo's, and DDP would then read C++
+    members that only Gloo's has, and crash.
+    """
+    module = dist.distributed_c10d
+    pytorchs = module._create_shrunk_process_group
+
+    @functools.wraps(pytorchs)
+    def create_shrunk(backend, *arguments):
+        made = pytorchs(backend, *arguments)
+        if not isinstance(backend, CollectivesBackend):
+            return made
+        backend._work = OwnedWork
+        group = CollectivesProcessGroup(made.get_group_store(), backend.rank(), backend.size(), None, backend=backend)
+        group._set_group_name(made.group_name)
+        group._set_group_desc(made.group_desc)
+        configs = module._world.pg_backend_config
+        if made in configs:
+            configs[group] = configs.pop(made)
+        return group
+
+    module._create_shrunk_process_group = create_shrunk
+
+
 # No thread may be in a callback when the interpreter ends.
 atexit.register(_core.stop_telling)
 hooks.serve()
+_serve_shrinks()
