@@ -115,13 +115,15 @@ class CollectivesProcessGroup(dist.ProcessGroup):
         part._set_group_desc(group_desc or "undefined")
         return part
 
-    # `reconfigure` changes the rank and the size.
+    # `reconfigure` changes the rank and the size. C++ code asks by the second names.
 
     def rank(self):
         return self._backend.rank()
 
     def size(self):
         return self._backend.size()
+
+    getRank, getSize = rank, size
 
     @property
     def supports_reconfigure(self):
