@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import (
     ReduceScatterOptions,
 )
 
-from . import _core, interrupts, sparse
+from . import _core, interrupts, membership, sparse
 from .monitored_barrier import monitored_barrier
 from .opaque import opaque_class
 from .tensors import check, check_target, foldable, memory, overlap, reduction, single
@@ -56,19 +56,27 @@ def _of_this_attempt(store):
 class CollectivesBackend(Backend):
     """The ranks of one PyTorch group, connected by this crate."""
 
-    def __init__(self, store, rank, size, timeout, work=HeldWork):
+    def __init__(self, store, rank, size, timeout, work=HeldWork, connects=True):
         super().__init__(rank, size)
         self._work = work  # the class of the works that calls return
-        self._rank, self._size, self._store = rank, size, store
         self._options = Backend.Options("collectives", timeout=timeout)
         self._seconds = timeout.total_seconds()
-        self._splits = 0
         self._windows = threading.local()  # coalescing is per thread
-        self._barriers = 0
-        # Groups of one rank may share a name, because PyTorch counts names on each rank. So they use no common store.
-        meeting = _of_this_attempt(store) if size > 1 else dist.HashStore()
+        self._first_store, self._token = store, membership.new_token()
         interrupts.end_blocked_calls()
-        self._group = _core.Group(meeting, rank, size, self._seconds, _address())
+        self._begin(store, rank, size)
+        self._group = self._connected(self._seconds) if connects else membership.Unconnected()
+
+    def _begin(self, store, rank, size):
+        """Begins as a group of these ranks, which has made no calls."""
+        self._rank, self._size, self._store = rank, size, store
+        self._sequence = self._splits = self._shrinks = self._barriers = 0
+
+    def _connected(self, seconds):
+        """Connects to the other ranks."""
+        # Groups of one rank may share a name, because PyTorch counts names on each rank. So they use no common store.
+        meeting = _of_this_attempt(self._store) if self._size > 1 else dist.HashStore()
+        return _core.Group(meeting, self._rank, self._size, seconds, _address())
 
     # Properties.
 
@@ -82,6 +90,14 @@ class CollectivesBackend(Backend):
 
     @property
     def supports_coalescing(self):
+        return True
+
+    @property
+    def supports_shrinking(self):
+        return True
+
+    @property
+    def supports_reconfigure(self):
         return True
 
     def getBackendName(self):
@@ -114,6 +130,7 @@ class CollectivesBackend(Backend):
 
     def _call(self, method, arguments, opts, result, owner, finish=None):
         """Makes a call: a blocking call if the caller waits for it anyway, otherwise a background call."""
+        self._sequence += 1
         if getattr(opts, "asyncOp", True) or self._window() is not None:
             started = method(*arguments, self._limit(opts), owner)
             return self._add(self._work(Call(started, finish), result))
@@ -167,7 +184,10 @@ class CollectivesBackend(Backend):
         if len(tensors) == 1 and tensors[0].layout == torch.sparse_coo:
             if self._window() is not None:
                 raise RuntimeError("ProcessGroup::allreduce: sparse tensors cannot be coalesced with other calls")
-            return sparse.all_reduce(self, tensors[0], opts)
+            first = self._sequence + 1
+            work = sparse.all_reduce(self, tensors[0], opts)
+            self._sequence = first  # PyTorch counts one call
+            return work
         return self._call(*self._all_reduce(tensors, opts))
 
     def _all_reduce(self, tensors, opts):
@@ -206,7 +226,9 @@ class CollectivesBackend(Backend):
 
     def _call_all(self, calls, result):
         """Makes several calls as one. All have been checked before, because a call that has begun cannot be undone."""
+        first = self._sequence + 1
         works = [self._call(*call) for call in calls]
+        self._sequence = first  # PyTorch counts one call
         return works[0] if len(works) == 1 else joined(works, result, self._work)
 
     # Gathering.
@@ -476,11 +498,32 @@ class CollectivesBackend(Backend):
     def shutdown(self):
         self._group.shut_down()
 
+    # Other ranks.
+
+    def shrink(self, ranks_to_exclude, shrink_flags=0, opts_override=None):
+        """Returns a backend of the other ranks, which call this."""
+        return membership.shrink(self, ranks_to_exclude, shrink_flags, opts_override)
+
+    def get_reconfigure_handle(self):
+        return membership.handle(self)
+
+    def reconfigure(self, opts):
+        """Makes this a group of the ranks with these handles. All of them call it, with a number that is used once."""
+        rank, size = membership.place(self, opts.handles)
+        seconds = self._seconds if opts.timeout is None else opts.timeout.total_seconds()
+        ended, self._group = self._group, membership.Unconnected()
+        ended.abort()
+        self._begin(dist.PrefixStore(f"reconfigure/{opts.uuid}/", self._first_store), rank, size)
+        self._group = self._connected(seconds)
+        return EndedWork([])
+
+    # The number of collectives.
+
     def _set_sequence_number_for_group(self):
-        """Does nothing, because calls carry their own numbers."""
+        """Does nothing, because every rank counts from 0."""
 
     def _get_sequence_number_for_group(self):
-        return 0
+        return self._sequence
 
 
 def _spread(gathered, outputs):

@@ -6,6 +6,8 @@ its wait and its future.
 """
 
 import atexit
+import functools
+import os
 
 import torch
 import torch.distributed as dist
@@ -76,30 +78,68 @@ _OF_TWO_FORMS["all_to_all_single"] = frozenset((torch.Tensor, list, *_OPTIONS))
 _MESSAGES = {"send": "c10d::send", "recv": "c10d::recv_", "recv_anysource": "c10d::recv_any_source_"}
 
 
+def _has_recorder():
+    """
+    Whether PyTorch's flight recorder gets the collectives. By default it does not, because that makes calls slower: the
+    program asks for it by setting a size.
+    """
+    for variable in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"):
+        size = os.environ.get(variable)
+        if size:
+            return int(size) > 0
+    return False
+
+
 @opaque_class
 class CollectivesProcessGroup(dist.ProcessGroup):
     """A group without other backends. Programs call its operations directly; C++ calls the registered backend."""
 
-    def __init__(self, store, rank, size, timeout):
+    def __init__(self, store, rank, size, timeout, connects=True, backend=None):
         super().__init__(store, rank, size)
         custom = dist.ProcessGroup.BackendType.CUSTOM
-        self._backend = CollectivesBackend(store, rank, size, timeout, OwnedWork)
+        self._backend = backend or CollectivesBackend(store, rank, size, timeout, OwnedWork, connects)
         self._set_default_backend(custom)
         self._register_backend(torch.device("cpu"), custom, self._backend)
-        self._splits = 0
+        self._is_recorded = _has_recorder()
 
     def split_group(self, ranks, timeout=None, opts=None, group_name=None, group_desc=None, device_types=None):
         """Returns a group of these ranks, in this order, or None on other ranks. All ranks of this group call it."""
-        self._splits += 1
+        self._backend._splits += 1
         if self.rank() not in ranks:
             return None
-        name = group_name or f"{self.group_name}:split:{self._splits}:{'_'.join(map(str, ranks))}"
-        store = dist.PrefixStore(f"{name}/", self.get_group_store())
+        name = group_name or f"{self.group_name}:split:{self._backend._splits}:{'_'.join(map(str, ranks))}"
+        store = dist.PrefixStore(f"{name}/", self._backend._store)
         timeout = timeout or (self._backend.options if opts is None else opts)._timeout
         part = type(self)(store, ranks.index(self.rank()), len(ranks), timeout)
         part._set_group_name(name)
         part._set_group_desc(group_desc or "undefined")
         return part
+
+    # `reconfigure` changes the rank and the size. C++ code asks by the second names.
+
+    def rank(self):
+        return self._backend.rank()
+
+    def size(self):
+        return self._backend.size()
+
+    getRank, getSize = rank, size
+
+    @property
+    def supports_reconfigure(self):
+        return True
+
+    def get_reconfigure_handle(self):
+        return self._backend.get_reconfigure_handle()
+
+    def reconfigure(self, opts):
+        return self._backend.reconfigure(opts)
+
+    def _get_sequence_number_for_group(self):
+        return self._backend._get_sequence_number_for_group()
+
+    def _set_sequence_number_for_group(self):
+        self._backend._set_sequence_number_for_group()
 
     def getBackendName(self):
         return "collectives"
@@ -131,14 +171,15 @@ def _operation(name):
     """
     Returns the backend's operation in both of PyTorch's forms. C++ converts the second form to the first and calls
     that. Modes (such as that of fake tensors) and tensors without memory, which may handle a call themselves, go to the
-    dispatcher. So do collectives while PyTorch's profiler runs on this thread, because the dispatcher records them.
+    dispatcher. So do collectives while PyTorch's profiler runs on this thread, or if its flight recorder is on, because
+    both see only calls of the dispatcher.
     """
     first, second, dispatched = getattr(CollectivesBackend, name), getattr(dist.ProcessGroup, name), _dispatched(name)
     of_first, message = _OF_TWO_FORMS.get(name), _MESSAGES.get(name)
 
     def operation(self, *arguments, **named):
         is_profiled = profiles()
-        if modes() or (is_profiled and message is None):
+        if modes() or (message is None and (is_profiled or self._is_recorded)):
             return dispatched(self, *arguments, **named)
         try:
             if is_profiled:
@@ -168,9 +209,35 @@ def create(options, _backend_options=None):
     """Creates a group. PyTorch calls this."""
     alone = options.process_group is None or options.process_group.name() == "custom"
     made = CollectivesProcessGroup if alone and _is_for_cpu(options) else CollectivesBackend
-    return made(options.store, options.group_rank, options.group_size, options.timeout)
+    return made(options.store, options.group_rank, options.group_size, options.timeout, connects=not options.enable_reconfigure)
+
+
+def _serve_shrinks():
+    """
+    Makes `shrink_group` return our groups. PyTorch would register the backend as Gloo's, and DDP would then read C++
+    members that only Gloo's has, and crash.
+    """
+    module = dist.distributed_c10d
+    pytorchs = module._create_shrunk_process_group
+
+    @functools.wraps(pytorchs)
+    def create_shrunk(backend, *arguments):
+        made = pytorchs(backend, *arguments)
+        if not isinstance(backend, CollectivesBackend):
+            return made
+        backend._work = OwnedWork
+        group = CollectivesProcessGroup(made.get_group_store(), backend.rank(), backend.size(), None, backend=backend)
+        group._set_group_name(made.group_name)
+        group._set_group_desc(made.group_desc)
+        configs = module._world.pg_backend_config
+        if made in configs:
+            configs[group] = configs.pop(made)
+        return group
+
+    module._create_shrunk_process_group = create_shrunk
 
 
 # No thread may be in a callback when the interpreter ends.
 atexit.register(_core.stop_telling)
 hooks.serve()
+_serve_shrinks()
