@@ -21,6 +21,8 @@ pub(super) struct Admission<C> {
     comm: C,
     /// The ranks with lower job ranks are members, the others newcomers.
     first_newcomer: usize,
+    /// The number of ranks of the communicator that has grown to `comm`, until the ranks of `comm` have met.
+    unmet_members: Option<usize>,
     deadline: Deadline,
 }
 
@@ -28,13 +30,13 @@ impl<C: Members> Admission<C> {
     /// Prepares an admission over `comm`, of which all ranks are members.
     pub(super) fn new(comm: C) -> Self {
         let deadline = Deadline::after(comm.timeout());
-        Self { comm, first_newcomer: usize::MAX, deadline }
+        Self { comm, first_newcomer: usize::MAX, unmet_members: None, deadline }
     }
 
     /// Lets the newcomers in that wait. Leaves out the ranks that are lost, before or meanwhile.
     pub(super) fn run(mut self) -> Result<Admitted<C>> {
         loop {
-            let outcome = if self.comm.has_ended() { self.shrink(None) } else { self.attempt() };
+            let outcome = if self.comm.has_ended() { self.shrink() } else { self.attempt() };
             match outcome {
                 Ok(true) => return Ok(Admitted { members: self.members(), comm: self.comm }),
                 Ok(false) => {}
@@ -46,14 +48,14 @@ impl<C: Members> Admission<C> {
         }
     }
 
-    /// Completes an admission for a newcomer: waits for the other ranks of `comm`. Its first `members` ranks were there
-    /// before. If a rank is lost, continues as a member does.
-    pub(super) fn complete(comm: C, members: usize) -> Result<Admitted<C>> {
+    /// Completes an admission for a newcomer: waits for the other ranks of `comm`. Its first `admitting` ranks have let this
+    /// one in, and of these the first `members` are members. If a rank is lost, continues as a member does.
+    pub(super) fn complete(comm: C, members: usize, admitting: usize) -> Result<Admitted<C>> {
         let mut admission = Self { first_newcomer: members, ..Self::new(comm) };
         match admission.meet() {
             Ok(()) => Ok(Admitted { members, comm: admission.comm }),
             Err(error) if admission.may_continue(&error) => {
-                admission.shrink(Some(members))?;
+                admission.unmet_members = Some(admitting);
                 admission.run()
             }
             Err(error) => Err(error),
@@ -66,14 +68,19 @@ impl<C: Members> Admission<C> {
     }
 
     /// Whether a shrink can help after this error.
-    fn may_continue(&self, error: &Error) -> bool {
+    fn is_loss(&self, error: &Error) -> bool {
         let is_loss = error.is_peer_lost() || error.is_timeout() || matches!(error.root(), Error::Aborted { .. });
-        is_loss && self.comm.has_ended() && !self.deadline.has_passed()
+        is_loss && self.comm.has_ended()
+    }
+
+    /// Whether this call continues after this error.
+    fn may_continue(&self, error: &Error) -> bool {
+        self.is_loss(error) && !self.deadline.has_passed()
     }
 
     /// Leaves out the ranks that are lost.
-    fn shrink(&mut self, first_newcomer: Option<usize>) -> Result<bool> {
-        match self.comm.shrink(first_newcomer)? {
+    fn shrink(&mut self) -> Result<bool> {
+        match self.comm.shrink(self.unmet_members.take())? {
             Shrunk::Into(comm) => self.comm = comm,
             Shrunk::Grown(error) => return Err(error),
         }
@@ -94,20 +101,30 @@ impl<C: Members> Admission<C> {
             self.first_newcomer = *rank;
         }
         let vote = match vote {
-            Ok(Vote::Unknown(grown, error)) if self.may_continue(&error) => self.find_out(grown),
+            Ok(Vote::Unknown(grown, error)) if self.is_loss(&error) => self.find_out(grown),
             vote => vote,
         };
         attempt.decide(matches!(vote, Ok(Vote::Grown(_))));
         match vote? {
             Vote::Stay => Ok(true),
             Vote::Again => Ok(false),
-            Vote::Grown(grown) => {
-                self.first_newcomer = self.members();
-                self.comm = grown;
-                self.meet().map(|()| true)
-            }
+            Vote::Grown(grown) => self.continue_in(grown).map(|()| true),
             Vote::Unknown(_, error) => Err(error),
         }
+    }
+
+    /// Continues in a communicator that has grown. If its ranks do not meet, makes sure that no member continues without
+    /// this rank.
+    fn continue_in(&mut self, grown: C) -> Result<()> {
+        self.first_newcomer = self.members();
+        let old = std::mem::replace(&mut self.comm, grown);
+        self.meet().or_else(|error| {
+            self.unmet_members = Some(old.world_size());
+            // Members that still wait for votes find out that the new communicator counts.
+            old.abort();
+            old.look_for_others()?;
+            Err(error)
+        })
     }
 
     /// Finds out whether the communicator of members and newcomers counts, after a rank was lost during the vote. It
@@ -118,7 +135,11 @@ impl<C: Members> Admission<C> {
                 self.comm = comm;
                 Ok(Vote::Again)
             }
-            Shrunk::Grown(_) => self.comm.commit(true).map(|()| Vote::Grown(grown)),
+            Shrunk::Grown(_) => {
+                self.comm.publish_commit()?;
+                self.comm.look_for_others()?;
+                Ok(Vote::Grown(grown))
+            }
         }
     }
 }

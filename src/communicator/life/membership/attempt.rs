@@ -46,6 +46,7 @@ struct Called {
     number: u64,
     attempt: u64,
     listener: SocketAddr,
+    is_placed: bool,
 }
 
 /// A newcomer that can be called.
@@ -67,15 +68,13 @@ impl Attempt {
             Vec::new()
         });
         // If a rank was lost before all had met, some consider a rank a member that others consider a newcomer.
-        let all = comm.exchange((members as u64) << 32 | candidates.len() as u64)?;
+        let all = comm.exchange((members as u64) << 32 | candidates.len() as u64, comm.timeout())?;
         self.members = all.iter().map(|number| (number >> 32) as usize).min();
         if all.iter().all(|number| *number as u32 == 0) {
             return Ok(Vote::Stay);
         }
-        match comm.own_store() {
-            Ok(store) => self.call(Requests::new(store), candidates),
-            Err(error) => event::warn!(rank = comm.rank(), %error, "this rank cannot call newcomers"),
-        }
+        // Without its store, a member could not publish that it continues.
+        let own = comm.own_store().map(|store| self.call(Requests::new(store), candidates));
         // From here, another rank can give this one up and continue.
         let began = self.deadline.elapsed();
         let plan = match self.agree_on_plan(comm) {
@@ -87,8 +86,9 @@ impl Attempt {
             }
         };
         let limit = connection_time(comm.world_size() + plan.listeners.len());
-        let made = self.connect(comm, &plan, &Deadline::after(limit.min(self.deadline.remaining())));
-        self.vote(comm, made, began)
+        let limit = limit.min(self.deadline.remaining());
+        let made = own.and_then(|()| self.connect(comm, &plan, &Deadline::after(limit)));
+        self.vote(comm, made, began, 2 * limit)
     }
 
     /// Connects this rank with the other members and the newcomers.
@@ -115,7 +115,7 @@ impl Attempt {
         let call = || -> Result<Vec<Called>> {
             let mut called = Vec::new();
             for Candidate { number, listener } in candidates {
-                called.push(Called { number, attempt: requests.call(number)?, listener });
+                called.push(Called { number, attempt: requests.call(number)?, listener, is_placed: false });
             }
             requests.wait_for_confirmations(called.iter().map(|called| (called.number, called.attempt)), &limit)?;
             let mut confirmed = Vec::new();
@@ -137,7 +137,7 @@ impl Attempt {
 
     /// Exchanges the newcomers that have confirmed. Places this rank's newcomers. Returns `None` if no newcomer has
     /// confirmed.
-    fn agree_on_plan<C: Members>(&self, comm: &C) -> Result<Option<Plan>> {
+    fn agree_on_plan<C: Members>(&mut self, comm: &C) -> Result<Option<Plan>> {
         let mine: String = self.called.iter().map(|called| format!("{}\n", called.listener)).collect();
         let (counts, listeners) = read_listeners(&comm.exchange_texts(&mine)?);
         let missing = || Error::unsupported("admit", "rank 0 has no port to which newcomers could connect; see Config::listen_address");
@@ -147,27 +147,37 @@ impl Attempt {
     }
 
     /// Gives this rank's newcomers their ranks.
-    fn place<C: Members>(&self, comm: &C, plan: &Plan) -> Result<()> {
+    fn place<C: Members>(&mut self, comm: &C, plan: &Plan) -> Result<()> {
         let Some(requests) = &self.requests else { return Ok(()) };
-        let members = comm.world_size();
-        let first = members + plan.counts[..comm.rank()].iter().sum::<usize>();
-        for (place, Called { number, attempt, .. }) in self.called.iter().enumerate() {
-            let world_size = members + plan.listeners.len();
-            let placement = Placement { rank: first + place, world_size, members, address: plan.address, prefix: self.prefix.clone() };
-            requests.place(*number, *attempt, Some(&placement))?;
+        let admitting = comm.world_size();
+        let first = admitting + plan.counts[..comm.rank()].iter().sum::<usize>();
+        for (place, called) in self.called.iter_mut().enumerate() {
+            let placement = Placement {
+                rank: first + place,
+                world_size: admitting + plan.listeners.len(),
+                admitting,
+                members: self.members.unwrap_or(admitting),
+                address: plan.address,
+                prefix: self.prefix.clone(),
+            };
+            requests.place(called.number, called.attempt, Some(&placement))?;
+            called.is_placed = true;
         }
         Ok(())
     }
 
     /// Finds out whether every member has connected. Only then the new communicator counts.
-    fn vote<C: Members>(&self, comm: &C, made: Result<C>, began: Duration) -> Result<Vote<C>> {
+    fn vote<C: Members>(&self, comm: &C, made: Result<C>, began: Duration, limit: Duration) -> Result<Vote<C>> {
         if let Err(error) = &made {
             event::warn!(rank = comm.rank(), %error, "newcomers could not be connected; they wait for the next admission");
         }
-        let votes = comm.exchange(u64::from(made.is_ok()));
+        let votes = comm.exchange(u64::from(made.is_ok()), limit.min(comm.timeout()));
         match (made, votes) {
             (Ok(grown), Ok(votes)) if votes.iter().all(|vote| *vote == 1) => {
-                comm.commit(self.deadline.elapsed().saturating_sub(began) >= GRACE)?;
+                comm.publish_commit()?;
+                if self.deadline.elapsed().saturating_sub(began) >= GRACE {
+                    comm.look_for_others()?;
+                }
                 event::info!(target: LIFE, rank = comm.rank(), members = comm.world_size(), world_size = grown.world_size(), "admitted");
                 Ok(Vote::Grown(grown))
             }
@@ -180,8 +190,10 @@ impl Attempt {
     /// Lets the newcomers in that this rank has called, or lets them wait for the next attempt.
     pub(super) fn decide(&self, is_in: bool) {
         let Some(requests) = &self.requests else { return };
-        for Called { number, attempt, .. } in &self.called {
-            if let Err(error) = requests.decide(*number, *attempt, is_in) {
+        for Called { number, attempt, is_placed, .. } in &self.called {
+            // A newcomer that was not placed waits for its place first.
+            let placed = if *is_placed { Ok(()) } else { requests.place(*number, *attempt, None) };
+            if let Err(error) = placed.and_then(|()| requests.decide(*number, *attempt, is_in)) {
                 event::warn!(%error, "a newcomer does not learn whether it was admitted");
             }
         }
@@ -195,7 +207,7 @@ pub(super) fn candidates<C: Members>(comm: &C) -> Result<Vec<Candidate>> {
     }
     let (requests, settings) = (Requests::new(comm.own_store()?), comm.settings());
     let mut candidates = Vec::new();
-    for (number, attempts, request) in requests.open()? {
+    for (number, attempts, request) in requests.open_and_forget_decided()? {
         let listener = request.listener.filter(|listener| comm.probe(listener) != Probe::Gone);
         if request.settings != settings {
             let reason = format!("the job has {settings}; and {} has {}", request.from, request.settings);

@@ -168,9 +168,9 @@ impl Members for Communicator {
         self.making("admit", work)
     }
 
-    fn exchange(&self, number: u64) -> Result<Vec<u64>> {
+    fn exchange(&self, number: u64, limit: Duration) -> Result<Vec<u64>> {
         let mut all = vec![0; self.world_size()];
-        self.all_gather_into(&number, &mut all).map(|()| all)
+        self.with_timeout(limit).all_gather_into(&number, &mut all).map(|()| all)
     }
 
     fn exchange_texts(&self, text: &str) -> Result<Vec<Vec<u8>>> {
@@ -210,8 +210,16 @@ impl Members for Communicator {
         Ok(comm)
     }
 
-    fn commit(&self, was_slow: bool) -> Result<()> {
-        self.commit_to_grown(was_slow)
+    fn publish_commit(&self) -> Result<()> {
+        self.publish_grown()
+    }
+
+    fn look_for_others(&self) -> Result<()> {
+        self.look_after_grown()
+    }
+
+    fn abort(&self) {
+        self.abort();
     }
 
     fn meet(&self, limit: Duration) -> Result<()> {
@@ -219,8 +227,8 @@ impl Members for Communicator {
         self.with_timeout(limit).barrier().inspect_err(|_| self.abort())
     }
 
-    fn shrink(&self, first_newcomer: Option<usize>) -> Result<Shrunk<Self>> {
-        self.shrink_during_admission(first_newcomer)
+    fn shrink(&self, unmet_members: Option<usize>) -> Result<Shrunk<Self>> {
+        self.shrink_during_admission(unmet_members)
     }
 }
 

@@ -188,7 +188,7 @@ fn ask<N: Newcomer>(newcomer: &N, visit: &N::Visit, deadline: &Deadline) -> Resu
         let comm = newcomer.connect(visit, &placement, &Deadline::after(limit));
         // Only the members know whether all of them have connected.
         match (requests.decision(number, attempt, deadline)?, comm) {
-            (true, Ok(comm)) => return Admission::complete(comm, placement.members).map(Some),
+            (true, Ok(comm)) => return Admission::complete(comm, placement.members, placement.admitting).map(Some),
             (true, Err(error)) => return Err(error),
             (false, comm) => failed = comm.err(),
         }

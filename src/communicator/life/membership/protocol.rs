@@ -41,8 +41,8 @@ pub(super) trait Members: Sized {
     /// Runs several exchanges in one turn of the communicator.
     fn in_one_turn<R>(&self, work: impl FnOnce() -> Result<R>) -> Result<R>;
 
-    /// Gathers a number from every rank.
-    fn exchange(&self, number: u64) -> Result<Vec<u64>>;
+    /// Gathers a number from every rank, within this time.
+    fn exchange(&self, number: u64, limit: Duration) -> Result<Vec<u64>>;
 
     /// Gathers a text from every rank.
     fn exchange_texts(&self, text: &str) -> Result<Vec<Vec<u8>>>;
@@ -56,16 +56,22 @@ pub(super) trait Members: Sized {
     /// Connects this rank with the other members and the newcomers of a plan, over a store.
     fn connect(&self, store: Arc<dyn Store>, plan: &Plan, deadline: &Deadline) -> Result<Self>;
 
-    /// Publishes that this rank continues in the communicator that an admission made. If `was_slow`, the others may have
-    /// given this rank up. Returns `LeftBehind` if they have continued without it.
-    fn commit(&self, was_slow: bool) -> Result<()>;
+    /// Publishes that this rank continues in the communicator that an admission made.
+    fn publish_commit(&self) -> Result<()>;
+
+    /// Finds out whether the others have given up this rank before it published that. Returns `LeftBehind` if they have
+    /// continued without it.
+    fn look_for_others(&self) -> Result<()>;
+
+    /// Ends the communicator on all ranks.
+    fn abort(&self);
 
     /// Waits for all ranks of a new communicator.
     fn meet(&self, limit: Duration) -> Result<()>;
 
-    /// Makes a communicator of the remaining ranks. If `first_newcomer` is given, this rank is a newcomer that does not
-    /// know whether the members have committed. It may continue only with a lower rank, if one is left.
-    fn shrink(&self, first_newcomer: Option<usize>) -> Result<Shrunk<Self>>;
+    /// Makes a communicator of the remaining ranks. If `unmet_members` is given, this communicator has grown, and its ranks
+    /// have not met yet. Then only the larger part of the ranks below that number may continue.
+    fn shrink(&self, unmet_members: Option<usize>) -> Result<Shrunk<Self>>;
 }
 
 /// The newcomers of an attempt and where they meet, agreed by all members.

@@ -46,7 +46,9 @@ pub(super) enum Answer {
 pub(super) struct Placement {
     pub(super) rank: usize,
     pub(super) world_size: usize,
-    /// The number of members, which have the first ranks.
+    /// The number of ranks that admit. They have the first ranks.
+    pub(super) admitting: usize,
+    /// The number of these that all consider members.
     pub(super) members: usize,
     /// The recovery listener of rank 0.
     pub(super) address: SocketAddr,
@@ -73,6 +75,19 @@ impl Requests {
 
     /// Returns the requests that are still open, in the order of their numbers, and how often each was called.
     pub(super) fn open(&self) -> Result<Vec<(u64, u64, Request)>> {
+        self.scan().map(|(open, _)| open)
+    }
+
+    /// Does the same as [`open`](Self::open), and later reads only what is after the decided requests. Only one thread at a
+    /// time may call it.
+    pub(super) fn open_and_forget_decided(&self) -> Result<Vec<(u64, u64, Request)>> {
+        let (open, newly_decided) = self.scan()?;
+        self.store.add("membership/decided", newly_decided)?;
+        Ok(open)
+    }
+
+    /// Returns the open requests, and by how much the number of the requests that are decided without a gap has grown.
+    fn scan(&self) -> Result<(Vec<(u64, u64, Request)>, i64)> {
         let count = self.store.add(COUNT, 0)?.unsigned_abs();
         // All requests up to this number are decided.
         let decided = self.store.add("membership/decided", 0)?.unsigned_abs();
@@ -97,8 +112,8 @@ impl Requests {
                 None => self.refuse(number, attempts + 1, "its request cannot be read; use the same release of the crate for all ranks")?,
             }
         }
-        self.store.add("membership/decided", (first_open - 1 - decided) as i64)?;
-        Ok(open)
+        // Another thread may have counted more of them meanwhile.
+        Ok((open, (first_open - 1).saturating_sub(decided) as i64))
     }
 
     /// Calls a newcomer, and returns the number of the attempt.
@@ -225,14 +240,15 @@ impl Placement {
     fn parse(text: &str) -> Option<Self> {
         let mut words = text.split(' ');
         let mut number = || words.next()?.parse().ok();
-        let (rank, world_size, members) = (number()?, number()?, number()?);
-        Some(Self { rank, world_size, members, address: words.next()?.parse().ok()?, prefix: words.next()?.to_owned() })
+        let (rank, world_size, admitting, members) = (number()?, number()?, number()?, number()?);
+        Some(Self { rank, world_size, admitting, members, address: words.next()?.parse().ok()?, prefix: words.next()?.to_owned() })
     }
 }
 
 impl std::fmt::Display for Placement {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} {} {} {} {}", self.rank, self.world_size, self.members, self.address, self.prefix)
+        let Self { rank, world_size, admitting, members, address, prefix } = self;
+        write!(f, "{rank} {world_size} {admitting} {members} {address} {prefix}")
     }
 }
 
@@ -302,7 +318,14 @@ mod tests {
         requests.confirm(number, 1).unwrap();
         requests.wait_for_confirmations([(number, 1)].into_iter(), &long).unwrap();
         assert!(requests.is_confirmed(number, 1).unwrap());
-        let placement = Placement { rank: 4, world_size: 5, members: 4, address: "10.0.0.1:5".parse().unwrap(), prefix: "p/1".to_owned() };
+        let placement = Placement {
+            rank: 4,
+            world_size: 5,
+            admitting: 4,
+            members: 3,
+            address: "10.0.0.1:5".parse().unwrap(),
+            prefix: "p/1".to_owned(),
+        };
         requests.place(number, 1, Some(&placement)).unwrap();
         assert_eq!(requests.placement(number, 1, &long).unwrap(), Some(placement));
         requests.decide(number, 1, false).unwrap();
@@ -322,7 +345,7 @@ mod tests {
             let answer = requests.answer(number, 1, &Deadline::after(Duration::ZERO)).unwrap();
             assert!(matches!(answer, Some(Answer::Refused(_))), "{nonsense}: {answer:?}");
         }
-        for nonsense in ["", "again", "1 2", "1 2 x 10.0.0.1:5 p", "1 2 3 10.0.0.1 p", "1 2 3 10.0.0.1:5"] {
+        for nonsense in ["", "again", "1 2", "1 2 3 x 10.0.0.1:5 p", "1 2 3 4 10.0.0.1 p", "1 2 3 4 10.0.0.1:5", "1 2 3 10.0.0.1:5 p"] {
             assert_eq!(Placement::parse(nonsense), None, "{nonsense}");
         }
     }

@@ -108,11 +108,11 @@ impl Communicator {
         }
     }
 
-    /// Shrinks this communicator. If `first_newcomer` is given, this rank and all from that number on are newcomers, and
-    /// do not know whether the members continue in this communicator.
-    pub(super) fn shrink_during_admission(&self, first_newcomer: Option<usize>) -> Result<Shrunk<Self>> {
+    /// Shrinks this communicator. If `unmet_members` is given, an admission has made it, and its ranks have not met yet. The
+    /// ranks below that number have admitted the others.
+    pub(super) fn shrink_during_admission(&self, unmet_members: Option<usize>) -> Result<Shrunk<Self>> {
         // A rank takes part once; its other threads find that it already has.
-        let shrunk = self.core.shrinking.with(self.timeout(), |()| self.shrink_host(first_newcomer));
+        let shrunk = self.core.shrinking.with(self.timeout(), |()| self.shrink_host(unmet_members));
         let shrunk = shrunk.unwrap_or_else(|why| Err(self.no_turn("shrink", why)))?;
         #[cfg(feature = "cuda")]
         let shrunk = match shrunk {
@@ -122,21 +122,29 @@ impl Communicator {
         Ok(shrunk)
     }
 
-    /// Publishes that this rank continues in the communicator that an admission made. If `was_slow`, the others may have
-    /// given this rank up.
+    /// Publishes that this rank continues in the communicator that an admission made.
     ///
     /// # Errors
     ///
-    /// `LeftBehind` if other ranks have continued without this one.
-    pub(super) fn commit_to_grown(&self, was_slow: bool) -> Result<()> {
-        self.shrinking(Given::default()).commit(was_slow)
+    /// `Io` if this rank's recovery listener does not answer.
+    pub(super) fn publish_grown(&self) -> Result<()> {
+        self.shrinking(Given::default()).publish_grown()
+    }
+
+    /// Finds out whether the other ranks continued without this one before it published that.
+    ///
+    /// # Errors
+    ///
+    /// `LeftBehind` if they did.
+    pub(super) fn look_after_grown(&self) -> Result<()> {
+        self.shrinking(Given::default()).look_after_grown()
     }
 
     /// Shrinks without devices.
-    fn shrink_host(&self, first_newcomer: Option<usize>) -> Result<Shrunk<Self>> {
+    fn shrink_host(&self, unmet_members: Option<usize>) -> Result<Shrunk<Self>> {
         crate::base::event::info!(target: LIFE, communicator = self.core.shared.recorder.name(), rank = self.rank(), "shrinking");
         self.abort();
-        self.shrinking(Given { first_newcomer, ..self.given_up() }).run()
+        self.shrinking(Given { unmet_members, ..self.given_up() }).run()
     }
 
     fn shrinking(&self, given: Given) -> Shrinking<'_, Self> {
@@ -164,7 +172,7 @@ impl Communicator {
         // Others may have named this rank itself.
         doubts.remove(&self.rank());
         left.remove(&self.rank());
-        Given { doubts, left, first_newcomer: None }
+        Given { doubts, left, unmet_members: None }
     }
 
     /// Returns the ranks that a deadline of the device backend was waiting for.

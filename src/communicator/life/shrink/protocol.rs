@@ -69,9 +69,9 @@ pub(in crate::communicator::life) struct Given {
     pub(in crate::communicator::life) doubts: BTreeSet<usize>,
     /// Ranks that have closed the communicator: there is no wait for them.
     pub(in crate::communicator::life) left: BTreeSet<usize>,
-    /// This rank is a newcomer, as are all ranks from this number on. The members, which have lower numbers, may have
-    /// decided that this communicator does not count. So newcomers continue only with a member, if one is left.
-    pub(in crate::communicator::life) first_newcomer: Option<usize>,
+    /// The communicator has grown, and its ranks have not met yet. The ranks below this number have admitted the others, and
+    /// some of them may have decided otherwise. So only the larger part of them may continue.
+    pub(in crate::communicator::life) unmet_members: Option<usize>,
 }
 
 /// The result of a shrink.
@@ -122,13 +122,21 @@ impl<'a, W: World> Shrinking<'a, W> {
         }
     }
 
-    /// Publishes that this rank continues in the communicator that an admission made. If `was_slow`, makes sure that the
-    /// other ranks have not continued without this one.
-    pub(in crate::communicator::life) fn commit(&self, was_slow: bool) -> Result<()> {
-        self.settle(&Status::Grown, &[self.me], if was_slow { LOOKS } else { 0 })
+    /// Publishes that this rank continues in the communicator that an admission made.
+    pub(in crate::communicator::life) fn publish_grown(&self) -> Result<()> {
+        self.world.host().and_then(|own| self.say(&*own, &Status::Grown))
+    }
+
+    /// Makes sure that the other ranks did not continue without this one before it published that.
+    pub(in crate::communicator::life) fn look_after_grown(&self) -> Result<()> {
+        self.look_until_on_time(&*self.world.host()?, &Status::Grown, &[self.me])
     }
 
     fn run_rounds(&mut self) -> Result<W::Connected> {
+        // Without this look, a rank that has continued could join a round of another rank.
+        if let Ok(own) = self.world.host() {
+            self.refuse_to_repeat(&*own)?;
+        }
         loop {
             let attempt = match self.find_leader() {
                 Some(Leader::Me) => self.lead()?,
@@ -315,18 +323,20 @@ impl<'a, W: World> Shrinking<'a, W> {
         })
     }
 
+    /// Returns an error if this rank has continued, by what it has published at its own recovery listener.
+    fn refuse_to_repeat(&self, own: &dyn Store) -> Result<()> {
+        match self.read_status(own)? {
+            Some(Status::Over(members)) => Err(self.left_behind(&format!("this rank has already continued as one of ranks {members:?}"))),
+            Some(Status::Grown) => Err(self.left_behind("this rank has already continued in the communicator that an admission made")),
+            _ => Ok(()),
+        }
+    }
+
     /// Leads a round. Returns `None` if the round failed.
     fn lead(&mut self) -> Result<Option<W::Connected>> {
         let store = self.world.host()?;
-        let round = match self.read_status(&*store)? {
-            Some(Status::Over(members)) => {
-                return Err(self.left_behind(&format!("this rank has already continued as one of ranks {members:?}")));
-            }
-            Some(Status::Grown) => {
-                return Err(self.left_behind("this rank has already continued in the communicator that an admission made"));
-            }
-            _ => store.add(&self.key("rounds"), 1)?.unsigned_abs(),
-        };
+        self.refuse_to_repeat(&*store)?;
+        let round = store.add(&self.key("rounds"), 1)?.unsigned_abs();
         self.say(&*store, &Status::Open(round))?;
         let outcome = self.gather(round, &*store).and_then(|members| match members {
             Some(members) => {
@@ -370,7 +380,7 @@ impl<'a, W: World> Shrinking<'a, W> {
                 let all: Vec<usize> = (0..self.world.peers().len()).filter(|rank| *rank != self.me && !self.gone.contains(rank)).collect();
                 self.refuse_to_split(if self.since(began) >= LONG { &all } else { &present })?;
                 self.refuse_to_be_few(&present, &joined)?;
-                self.refuse_without_members(&joined)?;
+                self.refuse_without_members(&present, &joined)?;
                 self.admit(round, store, &mut joined)?;
                 return Ok(Some(joined.into_iter().collect()));
             }
@@ -425,12 +435,15 @@ impl<'a, W: World> Shrinking<'a, W> {
         Ok(())
     }
 
-    /// Returns an error if these ranks are newcomers, and a member may have continued without them.
-    fn refuse_without_members(&self, joined: &BTreeSet<usize>) -> Result<()> {
-        let Some(first_newcomer) = self.given.first_newcomer else { return Ok(()) };
-        match (0..first_newcomer).find(|rank| !self.gone.contains(rank)) {
-            Some(member) if joined.first().is_none_or(|first| *first >= first_newcomer) => {
-                Err(self.left_behind(&format!("rank {member} may have continued without the newcomers {joined:?}")))
+    /// Returns an error if the ranks that admitted the others may have continued without these ranks.
+    fn refuse_without_members(&self, present: &[usize], joined: &BTreeSet<usize>) -> Result<()> {
+        let Some(members) = self.given.unmet_members else { return Ok(()) };
+        let here: BTreeSet<usize> = joined.range(..members).copied().collect();
+        let silent: Vec<usize> = present.iter().copied().filter(|rank| *rank < members && self.silent.contains(rank)).collect();
+        let another = (0..members).find(|rank| !here.contains(rank) && !self.gone.contains(rank));
+        match another {
+            Some(member) if here.is_empty() || are_few(&silent, &here) => {
+                Err(self.left_behind(&format!("rank {member} may have continued without ranks {joined:?}")))
             }
             _ => Ok(()),
         }
@@ -454,7 +467,7 @@ impl<'a, W: World> Shrinking<'a, W> {
         let place = members.iter().position(|rank| *rank == self.me).unwrap_or_default();
         let setup = GroupSetup { members, place, leads: leader == self.me, deadline: &self.deadline };
         match self.world.connect(Arc::clone(&store), &setup) {
-            Ok(comm) => self.settle(&Status::Over(members.to_vec()), members, LOOKS).map(|()| Some(comm)),
+            Ok(comm) => self.settle(members).map(|()| Some(comm)),
             Err(error) => {
                 call_off(&*store, &error);
                 let is_final = matches!(error, Error::Config { .. } | Error::Unsupported { .. } | Error::InvalidArgument { .. });
@@ -468,21 +481,26 @@ impl<'a, W: World> Shrinking<'a, W> {
     /// Publishes at this rank's recovery listener that it continues, then makes sure that no other group does. This
     /// rank may have been stopped since it last looked at the listeners, and the others may have given it up. Any two
     /// ranks that would continue separately both publish before they look, so one sees the other.
-    fn settle(&self, status: &Status, members: &[usize], looks: usize) -> Result<()> {
-        let own = match self.world.host().and_then(|own| self.say(&*own, status).map(|()| own)) {
-            Ok(own) => own,
+    fn settle(&self, members: &[usize]) -> Result<()> {
+        let status = Status::Over(members.to_vec());
+        match self.world.host().and_then(|own| self.say(&*own, &status).map(|()| own)) {
+            Ok(own) => self.look_until_on_time(&*own, &status, members),
             Err(error) => {
                 // This rank has published nothing else to any rank, either.
                 crate::base::event::warn!(%error, "late ranks will not learn from this rank that it has continued");
-                return Ok(());
+                Ok(())
             }
-        };
-        for _ in 0..looks {
+        }
+    }
+
+    /// Looks whether others have continued, until a look takes no longer than usual. This rank has published `status` before.
+    fn look_until_on_time(&self, own: &dyn Store, status: &Status, members: &[usize]) -> Result<()> {
+        for _ in 0..LOOKS {
             match self.look_for_others(status, members) {
                 Ok(held_up) if held_up < ANSWER => break,
                 Ok(_) => {}
                 Err(error) => {
-                    let _ = self.say(&*own, if self.has_grown.get() { &Status::Grown } else { &Status::Refused });
+                    let _ = self.say(own, if self.has_grown.get() { &Status::Grown } else { &Status::Refused });
                     return Err(error);
                 }
             }

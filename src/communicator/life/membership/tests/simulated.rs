@@ -36,7 +36,7 @@ fn live(place: &Place, _: usize, plan: &Plan, limit: Duration) -> Result<Connect
     let mut step = 0;
     loop {
         place.remember(&comm.connected);
-        match comm.exchange(step) {
+        match comm.exchange(step, limit) {
             Ok(steps) => {
                 step = steps.into_iter().max().unwrap_or_default();
                 if step == STEPS {

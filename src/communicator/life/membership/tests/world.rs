@@ -136,8 +136,8 @@ impl Members for Group {
         work()
     }
 
-    fn exchange(&self, number: u64) -> Result<Vec<u64>> {
-        let all = self.gather(number.to_le_bytes().to_vec(), self.timeout)?;
+    fn exchange(&self, number: u64, limit: Duration) -> Result<Vec<u64>> {
+        let all = self.gather(number.to_le_bytes().to_vec(), limit)?;
         Ok(all.into_iter().map(|bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes"))).collect())
     }
 
@@ -162,17 +162,25 @@ impl Members for Group {
         Ok(Self::new(&self.place, connected, (0..size).collect(), self.timeout))
     }
 
-    fn commit(&self, was_slow: bool) -> Result<()> {
-        self.shrinking(Given::default()).commit(was_slow)
+    fn publish_commit(&self) -> Result<()> {
+        self.shrinking(Given::default()).publish_grown()
+    }
+
+    fn look_for_others(&self) -> Result<()> {
+        self.shrinking(Given::default()).look_after_grown()
+    }
+
+    fn abort(&self) {
+        self.place.end(&self.connected.setup);
     }
 
     fn meet(&self, limit: Duration) -> Result<()> {
         self.gather(Vec::new(), limit).map(drop)
     }
 
-    fn shrink(&self, first_newcomer: Option<usize>) -> Result<Shrunk<Self>> {
+    fn shrink(&self, unmet_members: Option<usize>) -> Result<Shrunk<Self>> {
         self.place.end(&self.connected.setup);
-        let given = Given { doubts: self.state.late.borrow().clone(), first_newcomer, ..Given::default() };
+        let given = Given { doubts: self.state.late.borrow().clone(), unmet_members, ..Given::default() };
         Ok(match self.shrinking(given).run()? {
             Shrunk::Into(connected) => {
                 let old_rank = |process: &usize| self.connected.members.iter().position(|member| member == process).expect("a member");

@@ -24,6 +24,8 @@ use crate::rendezvous::{MemoryStore, Store};
 /// The times of the real recovery listeners.
 const SILENCE: Duration = Duration::from_millis(500);
 const CANCEL: Duration = Duration::from_secs(5);
+/// How long a host may acknowledge nothing before its ranks count as lost.
+const UNACKNOWLEDGED: Duration = Duration::from_secs(3);
 /// The time between two checks by a simulated rank for what it waits for.
 const LOOK: Duration = Duration::from_millis(5);
 /// The size of a coroutine's stack in bytes.
@@ -323,6 +325,9 @@ impl Place {
             let missing: Vec<Peer> =
                 (0..processes.len()).filter(|rank| !state.exchanges[&key].contains_key(&processes[*rank])).map(Peer::unknown).collect();
             let error = match lost {
+                _ if is_cut && deadline.elapsed() >= UNACKNOWLEDGED => {
+                    processes.iter().position(|process| state.is_cut(self.me, *process)).map(lost_rank)
+                }
                 _ if is_cut && !deadline.has_passed() => None,
                 _ if is_ended => Some(Error::Aborted { doing: format!("exchange {number}"), by: Peer::unknown(0) }),
                 Some(rank) => Some(lost_rank(rank)),
