@@ -78,7 +78,10 @@ impl Builder {
             return Err(Error::argument("join", "there is no address; pass at least one rank's join_address"));
         }
         let deadline = Deadline::after(self.config.timeout);
+        #[cfg(feature = "cuda")]
         let no_device = self.withdraw_missing_device()?;
+        #[cfg(not(feature = "cuda"))]
+        let no_device: Option<String> = None;
         let joined = join(&Joining(self), &addresses, &deadline).map(Membership::from);
         joined.map_err(|error| match (error, no_device) {
             (Error::Conflict { reason }, Some(why)) => Error::Conflict { reason: format!("{reason} (this process has no device: {why})") },
@@ -99,12 +102,6 @@ impl Builder {
             Some(request) if request.required => Err(Error::NoDevice { call: "join".to_owned(), reason }),
             _ => Ok(Some(reason)),
         }
-    }
-
-    #[cfg(not(feature = "cuda"))]
-    #[expect(clippy::unnecessary_wraps, clippy::unused_self, reason = "builds with devices return an error")]
-    fn withdraw_missing_device(&mut self) -> Result<Option<String>> {
-        Ok(None)
     }
 }
 
