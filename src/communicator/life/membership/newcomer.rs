@@ -172,9 +172,7 @@ fn ask<N: Newcomer>(newcomer: &N, visit: &N::Visit, deadline: &Deadline) -> Resu
             None => break,
         }
         let Some(placement) = requests.placement(number, attempt, deadline)? else { continue };
-        // The members wait no longer. A newcomer that was stopped meanwhile does not hear that they have given up.
-        let limit = connection_time(placement.world_size).min(deadline.remaining());
-        let comm = newcomer.connect(visit, &placement, &Deadline::after(limit));
+        let comm = newcomer.connect(visit, &placement, deadline);
         // Only the members know whether all of them have connected.
         match (requests.decision(number, attempt, deadline)?, comm) {
             (true, Ok(comm)) => return Admission::complete(comm, placement.members).map(Some),
@@ -243,6 +241,8 @@ impl Newcomer for Joining {
     }
 
     fn connect(&self, visit: &Visit, placement: &Placement, deadline: &Deadline) -> Result<Communicator> {
+        // The members wait no longer. A newcomer that was stopped meanwhile does not hear that they have given up.
+        let deadline = &Deadline::after(connection_time(placement.world_size).min(deadline.remaining()));
         let config = self.0.config.clone();
         let store = recovery::connect(placement.address, deadline.remaining(), config.secret.as_ref())?;
         let store: Arc<dyn Store> = Arc::new(PrefixStore::new(placement.prefix.clone(), store));
