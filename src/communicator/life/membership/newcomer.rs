@@ -86,7 +86,10 @@ impl Builder {
             return Err(Error::argument("join", "there is no address; pass at least one rank's join_address"));
         }
         let deadline = Deadline::after(self.config.timeout);
+        #[cfg(feature = "cuda")]
         let no_device = self.withdraw_missing_device()?;
+        #[cfg(not(feature = "cuda"))]
+        let no_device: Option<String> = None;
         let joined = join(&Joining(self), &addresses, &deadline).map(Membership::from);
         joined.map_err(|error| match (error, no_device) {
             (Error::Conflict { reason }, Some(why)) => Error::Conflict { reason: format!("{reason} (this process has no device: {why})") },
@@ -107,12 +110,6 @@ impl Builder {
             Some(request) if request.required => Err(Error::NoDevice { call: "join".to_owned(), reason }),
             _ => Ok(Some(reason)),
         }
-    }
-
-    #[cfg(not(feature = "cuda"))]
-    #[expect(clippy::unnecessary_wraps, clippy::unused_self, reason = "builds with devices return an error")]
-    fn withdraw_missing_device(&mut self) -> Result<Option<String>> {
-        Ok(None)
     }
 }
 
@@ -183,9 +180,7 @@ fn ask<N: Newcomer>(newcomer: &N, visit: &N::Visit, deadline: &Deadline) -> Resu
             None => break,
         }
         let Some(placement) = requests.placement(number, attempt, deadline)? else { continue };
-        // The members wait no longer. A newcomer that was stopped meanwhile does not hear that they have given up.
-        let limit = connection_time(placement.world_size).min(deadline.remaining());
-        let comm = newcomer.connect(visit, &placement, &Deadline::after(limit));
+        let comm = newcomer.connect(visit, &placement, deadline);
         // Only the members know whether all of them have connected.
         match (requests.decision(number, attempt, deadline)?, comm) {
             (true, Ok(comm)) => return Admission::complete(comm, placement.members, placement.admitting).map(Some),
@@ -254,6 +249,8 @@ impl Newcomer for Joining {
     }
 
     fn connect(&self, visit: &Visit, placement: &Placement, deadline: &Deadline) -> Result<Communicator> {
+        // The members wait no longer. A newcomer that was stopped meanwhile does not hear that they have given up.
+        let deadline = &Deadline::after(connection_time(placement.world_size).min(deadline.remaining()));
         let config = self.0.config.clone();
         let store = recovery::connect(placement.address, deadline.remaining(), config.secret.as_ref())?;
         let store: Arc<dyn Store> = Arc::new(PrefixStore::new(placement.prefix.clone(), store));
