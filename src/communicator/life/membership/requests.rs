@@ -16,6 +16,9 @@ const MOST_BYTES: usize = 16 << 10;
 /// The value of a request that is decided.
 const DECIDED: &[u8] = b"decided";
 
+/// A request's number, how often its newcomer was called, and the request.
+type Open = (u64, u64, Request);
+
 /// The requests at one member's recovery listener.
 pub(super) struct Requests {
     store: Arc<dyn Store>,
@@ -73,21 +76,21 @@ impl Requests {
         self.store.set(&key(number, "request"), DECIDED)
     }
 
-    /// Returns the requests that are still open, in the order of their numbers, and how often each was called.
-    pub(super) fn open(&self) -> Result<Vec<(u64, u64, Request)>> {
+    /// Returns the requests that are still open, in the order of their numbers.
+    pub(super) fn open(&self) -> Result<Vec<Open>> {
         self.scan().map(|(open, _)| open)
     }
 
     /// Does the same as [`open`](Self::open), and later reads only what is after the decided requests. Only one thread at a
     /// time may call it.
-    pub(super) fn open_and_forget_decided(&self) -> Result<Vec<(u64, u64, Request)>> {
+    pub(super) fn open_and_forget_decided(&self) -> Result<Vec<Open>> {
         let (open, newly_decided) = self.scan()?;
         self.store.add("membership/decided", newly_decided)?;
         Ok(open)
     }
 
     /// Returns the open requests, and by how much the number of the requests that are decided without a gap has grown.
-    fn scan(&self) -> Result<(Vec<(u64, u64, Request)>, i64)> {
+    fn scan(&self) -> Result<(Vec<Open>, i64)> {
         let count = self.store.add(COUNT, 0)?.unsigned_abs();
         // All requests up to this number are decided.
         let decided = self.store.add("membership/decided", 0)?.unsigned_abs();
