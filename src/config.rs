@@ -279,8 +279,8 @@ pub struct Config {
     /// processes of the host add the index of their first rank among the host's ranks to the port. If that port is in
     /// use, a process takes another port of its host's ranks; if all are in use, it logs a warning and serves none.
     ///
-    /// Any program that reaches the port can read the metrics, even if the job has a secret: names of communicators,
-    /// kinds, numbers, sizes and times of calls, but no data. Costs each call as much as an `observer` does, and
+    /// Even if the job has a secret, any program that reaches the port can read the metrics: the names of communicators,
+    /// and the kinds, numbers, sizes and times of calls, but no data. Costs each call as much as an `observer` does, and
     /// one thread of the process. Default: `None`. Variable: `COLLECTIVES_METRICS` (`tcp://127.0.0.1:9400`; the host must
     /// be an IP address, and `0.0.0.0` means all interfaces).
     pub metrics_address: Option<SocketAddr>,

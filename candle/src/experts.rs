@@ -81,7 +81,7 @@ impl<M: Module> ExpertParallel<M> {
         Ok(Self { comm: comm.clone(), experts, held, capacity: None })
     }
 
-    /// Limits how many rows of all ranks together each expert takes in one pass. Each choice of an expert for a token
+    /// Limits the number of rows that each expert takes in one pass, counted over all ranks. Each choice of an expert for a token
     /// is one row. Each expert takes rows in rank order, and the rows of one rank in the order of its tokens. It drops
     /// the rows beyond the limit: they add nothing to the results of their tokens. Every rank must set the same
     /// capacity.
