@@ -1,5 +1,6 @@
 //! `collperf replay`: recorded jobs are replayed, and their calls compared with the recorded ones.
 
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -344,8 +345,27 @@ fn records_that_cannot_be_replayed_are_refused_before_any_call() {
     for (arguments, expected, part) in cases {
         let (code, said, complaint) = collperf(folder.path(), &[&["replay"], arguments].concat());
         assert_eq!(code, Some(expected), "{arguments:?}: {complaint}");
-        assert!(complaint.contains(part) && said.is_empty(), "{arguments:?}: {complaint}");
+        assert!(complaint.contains(part) && !said.contains("\nall_reduce "), "{arguments:?}: {complaint}");
     }
+}
+
+#[test]
+fn a_time_far_in_the_future_neither_hangs_the_replay_nor_lifts_the_timeout() {
+    let folder = tempfile::tempdir().unwrap();
+    // Both ranks pause for 1e15 us. Only rank 1 does so in the other record, while rank 0 waits.
+    write_traces(folder.path(), "far", &[one_sum(0, 2, 4, 1e15), one_sum(1, 2, 4, 1e15)]);
+    let (code, said, complaint) = collperf(folder.path(), &["replay", "far", "--gaps", "none"]);
+    assert_eq!(code, Some(0), "{complaint}");
+    assert!(said.contains("# expected: the gaps of a rank take up to 0.0 s") && !said.contains("shortened"), "{said}");
+    // The line comes before the gap, so a reader that waits for it can end the replay.
+    let mut child =
+        command(folder.path(), &["replay", "far", "--gaps", "sleep"]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let _limit = Limit::on(&child);
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "# expected: the gaps of a rank take up to 60.0 s, in addition to its calls\n");
+    child.kill().unwrap();
+    child.wait().unwrap();
 }
 
 #[test]
