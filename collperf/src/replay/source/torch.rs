@@ -61,16 +61,26 @@ pub(super) struct Dumped {
     dump: Dump,
 }
 
-/// Reads a file. `named` is the rank that the file's name ends with: PyTorch's files do not contain it.
+/// Reads a file. `named` is the number that the file's name ends with. It is the rank if the file does not contain one.
 pub(super) fn parse(text: &[u8], named: Option<usize>) -> Result<Dumped, String> {
-    let is_json = text.first() == Some(&b'{');
-    let read = if is_json { serde_json::from_slice(text) } else { serde_json::from_value::<Dump>(pickle::parse(text)?) };
+    let is_pickle = pickle::is_pickle(text);
+    let read = if is_pickle { serde_json::from_value::<Dump>(pickle::parse(text)?) } else { serde_json::from_slice(text) };
     let dump: Dump = read.map_err(|error| format!("not a readable PyTorch flight record: {error}"))?;
     if !dump.version.starts_with(MAJOR) {
         return Err(format!("PyTorch's format has version {:?}, but this collperf reads versions {MAJOR}x", dump.version));
     }
-    let rank = named.or(dump.rank).ok_or("the name of PyTorch's file must end with the rank, as in nccl_trace_rank_0")?;
-    Ok(Dumped { rank, dump })
+    Ok(Dumped { rank: rank(dump.rank, named)?, dump })
+}
+
+/// Returns the rank that a file contains, or else the one in its name. Fails if the two differ.
+fn rank(contained: Option<usize>, named: Option<usize>) -> Result<usize, String> {
+    match (contained, named) {
+        (Some(rank), Some(named)) if rank != named => {
+            Err(format!("the file is of rank {rank}, but its name ends with {named}: rename it, as in nccl_trace_rank_{rank}"))
+        }
+        (Some(rank), _) | (None, Some(rank)) => Ok(rank),
+        (None, None) => Err("the name of PyTorch's file must end with the rank, as in nccl_trace_rank_0".to_owned()),
+    }
 }
 
 /// Makes the recording of a job from the records of all its ranks.
