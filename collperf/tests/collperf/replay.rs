@@ -369,6 +369,29 @@ fn a_time_far_in_the_future_neither_hangs_the_replay_nor_lifts_the_timeout() {
 }
 
 #[test]
+fn background_calls_that_need_more_memory_than_there_is_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let free: u64 = text.lines().find_map(|line| line.strip_prefix("MemAvailable:")?.split_whitespace().next()?.parse().ok()).unwrap();
+    // Each of 60 calls that overlap needs a fortieth of the memory: 4 B for each element, of free / 160 KiB.
+    let rank = |rank: usize| {
+        let mut trace = one_sum(rank, 2, free * 1024 / 160, 5.0);
+        let call = trace["traceEvents"][0].clone();
+        let number = |number: u64| {
+            let mut call = call.clone();
+            (call["ts"], call["dur"], call["args"]["sequence"]) = (json!(number + 1), json!(1000.0), json!(number));
+            call
+        };
+        trace["traceEvents"] = (0..60).map(number).collect();
+        trace
+    };
+    write_traces(folder.path(), "many", &[rank(0), rank(1)]);
+    let (code, _, complaint) = collperf(folder.path(), &["replay", "many", "--gaps", "none"]);
+    assert_eq!(code, Some(5), "{complaint}");
+    assert!(complaint.contains("that run at the same time") && complaint.contains("this host's 2 ranks need"), "{complaint}");
+}
+
+#[test]
 fn a_launcher_starts_as_many_ranks_as_the_record_has() {
     let folder = tempfile::tempdir().unwrap();
     write_traces(folder.path(), "good", &[one_sum(0, 2, 4, 5.0), one_sum(1, 2, 4, 5.0)]);
