@@ -88,10 +88,7 @@ fn shapes(recording: &Recording, changes: &mut Changes) -> Result<Vec<Shapes>, S
         shapes[rank].keep(place, shape);
     };
     let mut collectives: Vec<Vec<Vec<usize>>> = recording.groups.iter().map(|group| vec![Vec::new(); group.members.len()]).collect();
-    for (rank, calls) in recording.ranks.iter().enumerate() {
-        let places: HashMap<usize, usize> = (0..recording.groups.len())
-            .filter_map(|group| Some((group, recording.groups[group].members.iter().position(|member| *member == rank)?)))
-            .collect();
+    for ((rank, calls), places) in recording.ranks.iter().enumerate().zip(recording.memberships()) {
         for (place, call) in calls.iter().enumerate() {
             match (call.kind.is_message(), places.get(&call.group)) {
                 (true, _) => keep(Shape::of_message(call)?, rank, place),
