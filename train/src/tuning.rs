@@ -44,9 +44,11 @@ pub(crate) mod state_transfer {
     pub(crate) const MOST_BYTES: usize = 1 << 20;
     /// Fewest bytes of a message, except for small tensors. Smaller messages take more time for each byte. Agreed.
     pub(crate) const LEAST_BYTES: usize = 64 << 10;
-    /// Most windows of elements that all ranks together want, each of at most `MOST_BYTES`: 256 TiB. Every rank looks at
-    /// all windows, so this limits the time of planning. Agreed.
-    pub(crate) const MOST_WINDOWS: u64 = 1 << 28;
+    /// Most messages of all ranks together, each of at most `MOST_BYTES`: 256 TiB. Every rank plans all messages, so this
+    /// limits the time of planning. Agreed.
+    pub(crate) const MOST_MESSAGES: u64 = 1 << 28;
+    /// Most ranks that offer the same elements and are compared before one of them is chosen to send. Agreed.
+    pub(crate) const COMPARED_HOLDERS: usize = 64;
     /// Most messages of a rank that have started and not ended.
     pub(crate) const IN_FLIGHT: usize = 16;
     /// Most bytes that all ranks together need to describe their parts. Agreed.

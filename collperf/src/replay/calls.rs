@@ -77,6 +77,8 @@ pub(super) fn start(comm: &Communicator, shape: &Shape, buffers: Buffers<Vec<u8>
     let Some(data) = shape.kind.data() else { return start_message(comm, shape, buffers) };
     let source = TypedBytes::new(dtype, buffers.source)?;
     if shape.kind == Kind::ALL_GATHER_LIST {
+        // The blocks take its place, and are not to need memory beside it.
+        drop(buffers.destination);
         let block = |count: &usize| TypedBytes::new(dtype, touched(count * dtype.size_bytes()));
         let destinations = blocks.iter().map(block).collect::<Result<Vec<_>>>()?;
         return Ok(comm.start_all_gather_list(source, destinations)?.erased());

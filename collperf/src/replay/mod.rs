@@ -7,6 +7,7 @@ mod gaps;
 mod messages;
 mod order;
 mod outcome;
+mod pauses;
 mod player;
 mod recording;
 mod script;
@@ -20,7 +21,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use collectives::observe::CallReport;
-use collectives::{Builder, Communicator};
+use collectives::{Builder, Communicator, ReduceOp};
 
 use crate::failure::Failure;
 use crate::job;
@@ -83,7 +84,11 @@ impl Arguments {
             let reason = "the record contains no call that can be replayed";
             return Err(Failure::internal([&[reason.to_owned()], &recording.notes[..]].concat().join("\n")));
         }
-        let (scripts, changes) = script::write(&recording).map_err(Failure::unsupported)?;
+        let (mut scripts, changes) = script::write(&recording).map_err(Failure::unsupported)?;
+        match self.gaps {
+            Gaps::None => scripts.iter_mut().flat_map(|script| &mut script.steps).for_each(|step| step.gap_ns = 0),
+            Gaps::Keep | Gaps::Sleep => recording.notes.extend(pauses::shorten(&mut scripts)),
+        }
         for (rank, script) in scripts.iter().enumerate() {
             script.shapes.iter().try_for_each(|shape| buffers::bytes(script, shape, rank).map(drop))?;
         }
@@ -113,7 +118,12 @@ fn one_rank(arguments: &Arguments, builder: Builder) -> Result<u8, Failure> {
     let Some(script) = deal(&comm, prepared.as_ref())? else {
         return prepared.map_or(Ok(FAILED_ELSEWHERE), |prepared| prepared.map(|_| FAILED_ELSEWHERE));
     };
-    comm.set_timeout(arguments.job.timeout().saturating_add(script.longest_pause()));
+    if let Some(Ok(prepared)) = &prepared {
+        answer(&pauses::announced(&prepared.scripts, arguments.repeat as usize))?;
+    }
+    let mut longest = [script.longest_gap_ns()];
+    comm.all_reduce(&mut longest, ReduceOp::Max)?;
+    comm.set_timeout(arguments.job.timeout().saturating_add(Duration::from_nanos(longest[0])));
     let times = player::play(&comm, &script, &tap, arguments.manner())?;
     match prepared {
         Some(prepared) => arguments.report(&comm, &prepared?, times)?,
@@ -158,13 +168,6 @@ fn deal(comm: &Communicator, prepared: Option<&Result<Prepared, Failure>>) -> Re
         texts = vec![text];
     }
     serde_json::from_slice(&texts[0]).map(Some).map_err(Failure::internal)
-}
-
-impl Script {
-    /// Returns the longest time for which another rank may have to wait for this one.
-    fn longest_pause(&self) -> Duration {
-        Duration::from_nanos(self.steps.iter().map(|step| step.gap_ns).max().unwrap_or(0))
-    }
 }
 
 impl Arguments {

@@ -8,6 +8,10 @@ use super::recording::{Kind, Recording};
 use super::script::Script;
 use super::shape::Shape;
 
+/// The end of a message that a rank has begun, in place of its rank: a rank may send to itself.
+const SENT: usize = 0;
+const RECEIVED: usize = 1;
+
 /// A call that ranks meet in: a collective by its communicator and number, or a message by its ends, tag and number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Meeting {
@@ -19,7 +23,8 @@ enum Meeting {
 struct Progress {
     step: usize,
     meetings: Vec<Meeting>,
-    numbers: HashMap<(usize, usize, usize, u64), usize>,
+    /// How many calls there were of each kind of meeting. Sends and receives are counted apart.
+    numbers: HashMap<(Meeting, bool), usize>,
     /// Whether the call of the step has begun.
     has_begun: bool,
 }
@@ -28,7 +33,10 @@ struct Progress {
 struct Walk<'a> {
     recording: &'a Recording,
     scripts: &'a [Script],
-    /// The ranks that have begun their part of a meeting, by their ranks in the communicator.
+    /// The rank of each rank of the job in each of its communicators.
+    memberships: Vec<HashMap<usize, usize>>,
+    /// The ranks that have begun their part of a collective, by their ranks in the communicator, and the ends of a message
+    /// that have begun.
     begun: HashMap<Meeting, BTreeSet<usize>>,
     ranks: Vec<Progress>,
 }
@@ -37,7 +45,7 @@ struct Walk<'a> {
 pub(super) fn check(recording: &Recording, scripts: &[Script]) -> Result<(), String> {
     let progress = || Progress { step: 0, meetings: Vec::new(), numbers: HashMap::new(), has_begun: false };
     let ranks = scripts.iter().map(|_| progress()).collect();
-    let mut walk = Walk { recording, scripts, begun: HashMap::new(), ranks };
+    let mut walk = Walk { recording, scripts, memberships: recording.memberships(), begun: HashMap::new(), ranks };
     loop {
         let mut has_moved = false;
         for rank in 0..scripts.len() {
@@ -67,7 +75,12 @@ impl Walk<'_> {
             }
             let me = self.me(rank, shape);
             let meeting = self.ranks[rank].meet(shape, me);
-            self.begun.entry(meeting).or_default().insert(me);
+            let part = match shape.kind {
+                Kind::SEND => SENT,
+                Kind::RECV => RECEIVED,
+                _ => me,
+            };
+            self.begun.entry(meeting).or_default().insert(part);
             self.ranks[rank].has_begun = true;
             moved = true;
         }
@@ -80,7 +93,7 @@ impl Walk<'_> {
     }
 
     fn me(&self, rank: usize, shape: &Shape) -> usize {
-        self.recording.groups[shape.group].members.iter().position(|member| *member == rank).unwrap_or_default()
+        self.memberships[rank].get(&shape.group).copied().unwrap_or_default()
     }
 
     /// Whether the other ranks have come so far that a rank's call ends. A send, and a root that only sends, may end
@@ -91,7 +104,7 @@ impl Walk<'_> {
         let Some(begun) = self.ranks[rank].meetings.get(step).and_then(|meeting| self.begun.get(meeting)) else { return false };
         use Collective::{Broadcast, Gather, GatherV, Reduce, Scatter, ScatterV};
         match shape.kind.data() {
-            None => shape.kind == Kind::SEND || begun.contains(&shape.peer),
+            None => shape.kind == Kind::SEND || begun.contains(&SENT),
             Some(Broadcast | Scatter | ScatterV) => me == shape.root || begun.contains(&shape.root),
             Some(Reduce | Gather | GatherV) => me != shape.root || begun.len() == size,
             Some(_) => begun.len() == size,
@@ -120,15 +133,42 @@ impl Progress {
     /// Numbers a call among those with the same communicator, or with the same ends and tag.
     fn meet(&mut self, shape: &Shape, me: usize) -> Meeting {
         let group = shape.group;
-        let is_message = shape.kind.is_message();
         let (from, to) = if shape.kind == Kind::SEND { (me, shape.peer) } else { (shape.peer, me) };
-        let key = if is_message { (group, from, to, shape.tag) } else { (group, usize::MAX, usize::MAX, 0) };
-        let next = self.numbers.entry(key).or_default();
-        let number = *next;
+        let numbered = |number: usize| match shape.kind.is_message() {
+            true => Meeting::Message { group, from, to, tag: shape.tag, number },
+            false => Meeting::Collective { group, number },
+        };
+        let next = self.numbers.entry((numbered(0), shape.kind == Kind::SEND)).or_default();
+        let meeting = numbered(*next);
         *next += 1;
-        let meeting =
-            if is_message { Meeting::Message { group, from, to, tag: shape.tag, number } } else { Meeting::Collective { group, number } };
         self.meetings.push(meeting);
         meeting
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::replay::recording::{Call, Group, Origin};
+    use crate::replay::script;
+
+    /// Checks the calls of one rank that sends messages to itself.
+    fn checked(calls: Vec<Call>) -> Result<(), String> {
+        let groups = vec![Group { name: "world".to_owned(), members: vec![0] }];
+        let recording = Recording { origin: Origin::Trace, groups, ranks: vec![calls], is_cut: false, notes: Vec::new() };
+        check(&recording, &script::write(&recording).unwrap().0)
+    }
+
+    #[test]
+    fn a_message_to_the_own_rank_must_be_sent_before_a_blocking_receive() {
+        let message = |kind: Kind, is_background: bool| Call { peer: Some(0), is_background, ..Call::new(0, kind) };
+        let (send, recv, started) = (message(Kind::SEND, false), message(Kind::RECV, false), message(Kind::RECV, true));
+        assert_eq!(checked(vec![send.clone(), recv.clone(), send.clone(), send.clone(), recv.clone(), recv.clone()]), Ok(()));
+        assert_eq!(checked(vec![started.clone(), send.clone(), started, send.clone()]), Ok(()));
+        for calls in [vec![recv.clone(), send.clone()], vec![send.clone(), recv.clone(), recv.clone(), send]] {
+            let error = checked(calls).unwrap_err();
+            assert!(error.contains("recv (rank 0, tag 0) of communicator world"), "{error}");
+        }
+        assert!(checked(vec![recv]).is_err());
     }
 }

@@ -1,5 +1,6 @@
 //! The calls of a job, as a record contains them.
 
+use std::collections::HashMap;
 use std::fmt;
 
 use collectives::observe::CallKind;
@@ -211,6 +212,19 @@ pub(super) struct Recording {
     pub(super) is_cut: bool,
     /// Remarks about the files: calls that were left out, and why.
     pub(super) notes: Vec<String>,
+}
+
+impl Recording {
+    /// Returns the communicators of each rank of the job, by their numbers, with its rank in each.
+    pub(super) fn memberships(&self) -> Vec<HashMap<usize, usize>> {
+        let mut memberships = vec![HashMap::new(); self.ranks.len()];
+        for (number, group) in self.groups.iter().enumerate() {
+            for (me, member) in group.members.iter().enumerate() {
+                memberships[*member].insert(number, me);
+            }
+        }
+        memberships
+    }
 }
 
 /// The type of elements in a replay.

@@ -51,35 +51,47 @@ pub(super) fn write(recording: &Recording) -> Result<(Vec<Script>, Changes), Str
     let groups: Vec<Vec<usize>> = recording.groups.iter().map(|group| group.members.clone()).collect();
     let mut changes = Changes::default();
     let shapes = shapes(recording, &mut changes)?;
-    let scripts = recording.ranks.iter().zip(shapes).map(|(calls, shapes)| {
-        let mut script = Script { groups: groups.clone(), shapes: Vec::new(), steps: steps(calls) };
-        let mut numbers: HashMap<Shape, usize> = HashMap::new();
-        for (step, shape) in script.steps.iter_mut().zip(shapes) {
-            step.shape = *numbers.entry(shape).or_insert_with_key(|shape| {
-                script.shapes.push(shape.clone());
-                script.shapes.len() - 1
-            });
-        }
+    let scripts = recording.ranks.iter().zip(shapes).map(|(calls, Shapes { list, of_calls, .. })| {
+        let mut script = Script { groups: groups.clone(), shapes: list, steps: steps(calls) };
+        script.steps.iter_mut().zip(of_calls).for_each(|(step, shape)| step.shape = shape);
         script
     });
     Ok((scripts.collect(), changes))
 }
 
-/// Returns the shape of every call of every rank.
-fn shapes(recording: &Recording, changes: &mut Changes) -> Result<Vec<Vec<Shape>>, String> {
-    let mut shapes: Vec<Vec<Option<Shape>>> = recording.ranks.iter().map(|calls| vec![None; calls.len()]).collect();
-    let mut keep = |(shape, made): (Shape, Changes), place: &mut Option<Shape>| {
+/// The shapes of a rank's calls. Each is kept once, because it may be as long as the job has ranks.
+struct Shapes {
+    list: Vec<Shape>,
+    numbers: HashMap<Shape, usize>,
+    /// The number of each call's shape.
+    of_calls: Vec<usize>,
+}
+
+impl Shapes {
+    fn new(calls: usize) -> Self {
+        Self { list: Vec::new(), numbers: HashMap::new(), of_calls: vec![0; calls] }
+    }
+
+    fn keep(&mut self, place: usize, shape: Shape) {
+        self.of_calls[place] = *self.numbers.entry(shape).or_insert_with_key(|shape| {
+            self.list.push(shape.clone());
+            self.list.len() - 1
+        });
+    }
+}
+
+/// Returns the shapes of the calls of every rank.
+fn shapes(recording: &Recording, changes: &mut Changes) -> Result<Vec<Shapes>, String> {
+    let mut shapes: Vec<Shapes> = recording.ranks.iter().map(|calls| Shapes::new(calls.len())).collect();
+    let mut keep = |(shape, made): (Shape, Changes), rank: usize, place: usize| {
         *changes = Changes { op: changes.op | made.op, element: changes.element | made.element, tag: changes.tag | made.tag };
-        *place = Some(shape);
+        shapes[rank].keep(place, shape);
     };
     let mut collectives: Vec<Vec<Vec<usize>>> = recording.groups.iter().map(|group| vec![Vec::new(); group.members.len()]).collect();
-    for (rank, calls) in recording.ranks.iter().enumerate() {
-        let places: HashMap<usize, usize> = (0..recording.groups.len())
-            .filter_map(|group| Some((group, recording.groups[group].members.iter().position(|member| *member == rank)?)))
-            .collect();
+    for ((rank, calls), places) in recording.ranks.iter().enumerate().zip(recording.memberships()) {
         for (place, call) in calls.iter().enumerate() {
             match (call.kind.is_message(), places.get(&call.group)) {
-                (true, _) => keep(Shape::of_message(call)?, &mut shapes[rank][place]),
+                (true, _) => keep(Shape::of_message(call)?, rank, place),
                 (false, Some(me)) => collectives[call.group][*me].push(place),
                 (false, None) => return Err(format!("rank {rank} made a call on a communicator to which it does not belong")),
             }
@@ -90,11 +102,11 @@ fn shapes(recording: &Recording, changes: &mut Changes) -> Result<Vec<Vec<Shape>
             let places: Vec<(usize, usize)> = group.members.iter().zip(lists).map(|(member, list)| (*member, list[number])).collect();
             let calls: Vec<&Call> = places.iter().map(|(member, place)| &recording.ranks[*member][*place]).collect();
             for ((member, place), made) in places.iter().zip(Shape::of_collective(&calls)?) {
-                keep(made, &mut shapes[*member][*place]);
+                keep(made, *member, *place);
             }
         }
     }
-    Ok(shapes.into_iter().map(|list| list.into_iter().flatten().collect()).collect())
+    Ok(shapes)
 }
 
 /// Returns a rank's steps, without their shapes.
@@ -144,6 +156,20 @@ mod tests {
         // The first overlaps the second and the third, and ends 2 ns before the fourth.
         let calls = [call(10, 30), call(15, 5), call(22, 3), call(42, 1)];
         assert_eq!(told(&calls), [(0, true, none()), (5, false, none()), (2, false, none()), (2, false, vec![0])]);
+    }
+
+    #[test]
+    fn calls_with_the_same_shape_share_it() {
+        use crate::replay::recording::{Group, Origin};
+        let send = |count: u64| Call { count, peer: Some(0), ..Call::new(0, Kind::SEND) };
+        let calls = vec![send(3), call(0, 1), send(4), send(3), call(2, 1)];
+        let groups = vec![Group { name: "world".to_owned(), members: vec![0] }];
+        let recording = Recording { origin: Origin::Trace, groups, ranks: vec![calls.clone()], is_cut: false, notes: Vec::new() };
+        let script = write(&recording).unwrap().0.remove(0);
+        assert_eq!(script.shapes.len(), 3);
+        let kinds: Vec<Kind> = script.steps.iter().map(|step| script.shapes[step.shape].kind).collect();
+        assert_eq!(kinds, calls.iter().map(|call| call.kind).collect::<Vec<_>>());
+        assert!(script.steps[0].shape == script.steps[3].shape && script.steps[0].shape != script.steps[2].shape);
     }
 
     #[test]

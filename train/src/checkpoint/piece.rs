@@ -257,25 +257,108 @@ pub(crate) fn runs_in<'a>(part: &'a Extent, window: Range<usize>, sources: &'a [
     })
 }
 
+/// Returns the runs of [`runs_in`] that are of one source, without visiting those of other sources one by one.
+pub(crate) fn runs_of<'a>(part: &'a Extent, window: Range<usize>, sources: &'a [Extent], source: usize) -> impl Iterator<Item = Run> + 'a {
+    let (mut to, end) = sources.get(source).map_or((0, 0), |source| narrowed(part, &window, source));
+    std::iter::from_fn(move || {
+        while to < end {
+            let run = runs_in(part, to..end, sources, usize::MAX).next()?;
+            if run.source == source {
+                to += run.len;
+                return Some(run);
+            }
+            to += distance(part, to, &sources[source]);
+        }
+        None
+    })
+}
+
+/// Returns the smallest window that contains the elements at `window` of a part that are in a source, if the source has
+/// one block. If it has several, returns the window itself.
+fn narrowed(part: &Extent, window: &Range<usize>, source: &Extent) -> (usize, usize) {
+    let (first, last) = (window.start, window.end.min(part.len()));
+    if source.outer != 1 {
+        return (first, last);
+    }
+    let place = |flat: usize| until(flat, part.stride, part.start, part.end);
+    (first.max(place(source.start)), last.min(place(source.end)))
+}
+
+/// Returns how far it is from element `to` of a part, which is not in a source, to the next one that may be: at most to
+/// the end of the part's block.
+fn distance(part: &Extent, to: usize, source: &Extent) -> usize {
+    let width = part.end - part.start;
+    let place = (to / width * part.stride + part.start + to % width) % source.stride;
+    let ahead = if place < source.start { source.start - place } else { source.stride - place + source.start };
+    ahead.min(width - to % width)
+}
+
 /// Returns how many elements at `window` of a part each of `sources` contains, without sources that contain none. The
-/// sources are as for [`runs`]. Visits the runs of the window only if both the part and the sources have several blocks,
-/// of different lengths.
+/// sources are as for [`runs`]. Visits only sources that the window can overlap, or the runs of the window if those are
+/// fewer, or if the part and the sources have several blocks of different lengths.
 pub(crate) fn lens_by_source(part: &Extent, window: Range<usize>, sources: &[Extent]) -> BTreeMap<usize, usize> {
-    let is_closed = |source: &Extent| part.outer == 1 || source.outer == 1 || (part.outer, part.stride) == (source.outer, source.stride);
-    if sources.iter().all(is_closed) {
-        let lens = sources.iter().map(|source| shared(part, &window, source));
-        return lens.enumerate().filter(|(_, len)| *len > 0).collect();
+    let Some(form) = sources.first() else { return BTreeMap::new() };
+    let near = overlapping(part, &window, sources);
+    // Between the blocks of a part, there may be many sources with one block.
+    let blocks = window.end.div_ceil((part.end - part.start).max(1)) - window.start / (part.end - part.start).max(1);
+    let is_closed = has_blocks_of(part, form) || part.outer == 1 || (form.outer == 1 && near[0].len() <= blocks);
+    if is_closed {
+        let lens = near.into_iter().flatten().map(|source| (source, shared(part, &window, &sources[source])));
+        return lens.filter(|(_, len)| *len > 0).collect();
     }
     let mut lens = BTreeMap::new();
     runs_in(part, window, sources, usize::MAX).for_each(|run| *lens.entry(run.source).or_default() += run.len);
     lens
 }
 
+fn has_blocks_of(part: &Extent, source: &Extent) -> bool {
+    (part.outer, part.stride) == (source.outer, source.stride)
+}
+
+/// Returns the sources that the elements at `window` of a part may be in. A source may be in both ranges. The second one
+/// is for a window that continues at the start of the next block.
+fn overlapping(part: &Extent, window: &Range<usize>, sources: &[Extent]) -> [Range<usize>; 2] {
+    let Some(form) = sources.first().filter(|_| !window.is_empty() && part.len() > 0) else { return [0..0, 0..0] };
+    let at = |start: usize, end: usize| {
+        let first = sources.partition_point(|source| source.end <= start);
+        first..first.max(sources.partition_point(|source| source.start < end))
+    };
+    let around = |from: usize, start: usize, end: usize| match from + window.len() {
+        _ if window.len() >= end - start => [at(start, end), 0..0],
+        to if to <= end => [at(from, to), 0..0],
+        to => [at(from, end), at(start, start + to - end)],
+    };
+    let width = part.end - part.start;
+    let flat = |at: usize| at / width * part.stride + part.start + at % width;
+    match () {
+        () if has_blocks_of(part, form) => around(part.start + window.start % width, part.start, part.end),
+        () if part.outer == 1 => around((part.start + window.start) % form.stride, 0, form.stride),
+        () if form.outer == 1 => [at(flat(window.start), flat(window.end - 1) + 1), 0..0],
+        () => [0..sources.len(), 0..0],
+    }
+}
+
+/// Returns the most pairs of a window and a source with elements in common, if a part is divided into windows of
+/// `window_len` elements.
+pub(crate) fn most_pairs(part: &Extent, window_len: usize, sources: &[Extent]) -> u64 {
+    let windows = part.len().div_ceil(window_len.max(1));
+    let near: usize = overlapping(part, &(0..part.len()), sources).iter().map(Range::len).sum();
+    let most = match sources.first() {
+        // In the order of the part, each window and each source begins once.
+        Some(form) if form.outer == 1 => (windows + near).saturating_sub(1),
+        _ => windows.saturating_mul(near.min(window_len)),
+    };
+    most.min(part.len()) as u64
+}
+
+/// Returns the number of the first `x` elements of blocks of `stride` elements that are in a range of their block.
+fn until(x: usize, stride: usize, start: usize, end: usize) -> usize {
+    x / stride * (end - start) + (x % stride).clamp(start, end) - start
+}
+
 /// Returns the number of elements at `window` of a part that are in a source. One of them has only one block, or both
 /// have the same blocks.
 fn shared(part: &Extent, window: &Range<usize>, source: &Extent) -> usize {
-    // The number of the first `x` elements of blocks of `stride` elements that are in a range of their block.
-    let until = |x: usize, stride: usize, start: usize, end: usize| x / stride * (end - start) + (x % stride).clamp(start, end) - start;
     if part.len() == 0 || source.len() == 0 {
         0
     } else if (part.outer, part.stride) == (source.outer, source.stride) {

@@ -68,7 +68,8 @@ fn differ(comm: &Communicator, plan: &Plan, comparison: &Comparison) -> Result<(
 fn comparisons(rank: usize, plan: &Plan, parts: &Parts<'_>) -> Vec<Comparison> {
     let mut wants: BTreeMap<(usize, Option<usize>), Vec<&Want>> = BTreeMap::new();
     for want in &plan.wants {
-        let same = plan.tensors[want.tensor].sources.iter().position(|source| *source == want.extent);
+        // The sources are in order.
+        let same = plan.tensors[want.tensor].sources.binary_search(&want.extent).ok();
         wants.entry((want.tensor, same)).or_default().push(want);
     }
     let mut comparisons = Vec::new();

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use super::plan::{Plan, Step};
 use super::progress::TransferProgress;
 use super::values::Parts;
-use crate::checkpoint::piece::{Run, runs_in};
+use crate::checkpoint::piece::{Run, runs_of};
 use crate::tuning::state_transfer::IN_FLIGHT;
 use collectives::{Communicator, Error, Received, Result, Work};
 
@@ -32,8 +32,7 @@ pub(super) struct Mover<'m, 'a> {
 /// Returns the elements of a step that are contiguous on both sides.
 fn runs<'p>(plan: &'p Plan, step: &Step) -> impl Iterator<Item = Run> + use<'p> {
     let want = &plan.wants[step.want];
-    let (window, source) = (step.window.clone(), step.source);
-    runs_in(&want.extent, window, &plan.tensors[want.tensor].sources, usize::MAX).filter(move |run| run.source == source)
+    runs_of(&want.extent, step.window.clone(), &plan.tensors[want.tensor].sources, step.source)
 }
 
 impl Mover<'_, '_> {

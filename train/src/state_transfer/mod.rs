@@ -186,6 +186,8 @@ impl<'a> StateTransfer<'a> {
     ///   the failing rank and the reason.
     /// - `InvalidArgument` on every rank if a rank wants a tensor that no rank offers, or that ranks offer only in part;
     ///   if ranks name different types or shapes; or if offered pieces overlap. The error names the tensor and the ranks.
+    /// - `InvalidArgument` on every rank if the transfer may need more than 2²⁸ messages in total. A message has elements
+    ///   of one offered piece and one wanted piece, and at most 1 MiB.
     /// - `Mismatch` on every rank if several ranks offer copies that differ, or if the copy that a rank got differs
     ///   from the one that was offered. The error names the tensor and the ranks.
     /// - The errors common to all collectives, if a rank is lost or late. Ranks that did not detect this themselves get

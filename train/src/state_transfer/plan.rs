@@ -10,9 +10,9 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::piece::{Extent, element_count, lens_by_source};
+use crate::checkpoint::piece::{Extent, element_count, lens_by_source, most_pairs};
 use crate::checkpoint::plan::{Declared, Holders, distinct, element_bytes};
-use crate::tuning::state_transfer::{LEAST_BYTES, MOST_BYTES, MOST_WINDOWS};
+use crate::tuning::state_transfer::{COMPARED_HOLDERS, LEAST_BYTES, MOST_BYTES, MOST_MESSAGES};
 
 /// The parts of tensors that a rank offers, and those that it wants.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -32,6 +32,8 @@ pub(super) struct Tensor {
     pub(super) sources: Vec<Extent>,
     /// The ranks that offer each source, each with the number of its part.
     pub(super) holders: Vec<Holders>,
+    /// The most ranks that offer the same source.
+    most_holders: usize,
 }
 
 /// A part that a rank wants.
@@ -84,12 +86,13 @@ impl Plan {
             plan.add(all, name, roles).map_err(|reason| format!("tensor {name:?}: {reason}"))?;
         }
         plan.wants.sort_by_key(|want| want.rank);
-        let windows = plan.wants.iter().map(|want| want.extent.len().div_ceil(plan.window_len(want)) as u64);
-        match windows.fold(0, u64::saturating_add) {
-            0..=MOST_WINDOWS => Ok(plan),
-            more => {
-                Err(format!("the transfer needs {more} messages in total; the limit is {MOST_WINDOWS}: transfer to fewer ranks at a time"))
-            }
+        let messages = |want: &Want| most_pairs(&want.extent, plan.window_len(want), &plan.tensors[want.tensor].sources);
+        match plan.wants.iter().map(messages).fold(0, u64::saturating_add) {
+            0..=MOST_MESSAGES => Ok(plan),
+            more => Err(format!(
+                "the transfer needs up to {more} messages in total; the limit is {MOST_MESSAGES}: transfer to fewer ranks at a time, or divide \
+                 the tensors into fewer parts"
+            )),
         }
     }
 
@@ -123,7 +126,8 @@ impl Plan {
             }
         }
         let (name, form, element_bytes) = (name.to_owned(), format!("{dtype}{shape:?}"), element_bytes(dtype)?);
-        self.tensors.push(Tensor { name, form, element_bytes, sources, holders });
+        let most_holders = holders.iter().map(Vec::len).max().unwrap_or(1);
+        self.tensors.push(Tensor { name, form, element_bytes, sources, holders, most_holders });
         Ok(())
     }
 
@@ -135,7 +139,7 @@ impl Plan {
                 Some(receiver) => receiver.wants.end = index + 1,
                 None => {
                     let received = vec![0; self.ranks];
-                    receivers.push_back(Receiver { rank: want.rank, wants: index..index + 1, reached: 0, received });
+                    receivers.push_back(Receiver { rank: want.rank, wants: index..index + 1, reached: 0, received, steps: want.rank });
                 }
             }
         }
@@ -145,9 +149,8 @@ impl Plan {
     /// Returns the number of elements of a window of a wanted part.
     fn window_len(&self, want: &Want) -> usize {
         let tensor = &self.tensors[want.tensor];
-        let most_holders = tensor.holders.iter().map(Vec::len).max().unwrap_or(1).max(1);
         let bytes = want.extent.len() * tensor.element_bytes;
-        (bytes.div_ceil(most_holders).clamp(self.limits.0, self.limits.1) / tensor.element_bytes).max(1)
+        (bytes.div_ceil(tensor.most_holders.max(1)).clamp(self.limits.0, self.limits.1) / tensor.element_bytes).max(1)
     }
 }
 
@@ -159,6 +162,8 @@ struct Receiver {
     reached: usize,
     /// The bytes that it receives from each rank in the steps so far.
     received: Vec<u64>,
+    /// The number of its steps so far, plus its rank: different receivers begin with different holders.
+    steps: usize,
 }
 
 /// The steps of a plan.
@@ -210,12 +215,17 @@ impl Steps<'_> {
     }
 
     /// Chooses the holder that sends: the receiver itself, or the holder that has sent least to the receiver, and among
-    /// equals the one that has sent least in total.
+    /// equals the one that has sent least in total. Of many holders, each step compares only some, and the next step
+    /// compares those from the next holder on.
     fn sender(&mut self, receiver: &mut Receiver, holders: &Holders, bytes: u64) -> Option<(usize, usize)> {
-        if let Some(own) = holders.iter().find(|(rank, _)| *rank == receiver.rank) {
-            return Some(*own);
+        // Holders are in the order of ranks.
+        if let Ok(own) = holders.binary_search_by_key(&receiver.rank, |(rank, _)| *rank) {
+            return Some(holders[own]);
         }
-        let (rank, number) = *holders.iter().min_by_key(|(rank, _)| (receiver.received[*rank], self.sent[*rank]))?;
+        let first = if holders.len() > COMPARED_HOLDERS { receiver.steps % holders.len() } else { 0 };
+        let compared = holders[first..].iter().chain(&holders[..first]).take(COMPARED_HOLDERS);
+        let (rank, number) = *compared.min_by_key(|(rank, _)| (receiver.received[*rank], self.sent[*rank]))?;
+        receiver.steps = receiver.steps.wrapping_add(1);
         receiver.received[rank] += bytes;
         self.sent[rank] += bytes;
         Some((rank, number))

@@ -119,8 +119,7 @@ impl Files {
 
 /// Returns the format of a file.
 fn origin(text: &[u8]) -> Result<Origin, String> {
-    // A pickle begins with the version of its protocol.
-    if text.first() == Some(&0x80) {
+    if pickle::is_pickle(text) {
         return Ok(Origin::PyTorch);
     }
     let signs: Signs = serde_json::from_slice(text).map_err(|error| format!("neither JSON nor a pickle: {error}"))?;
@@ -135,7 +134,7 @@ fn origin(text: &[u8]) -> Result<Origin, String> {
     }
 }
 
-/// Returns the rank with which the name of PyTorch's file ends: `nccl_trace_rank_3`, `rank3.json`.
+/// Returns the number with which the name of PyTorch's file ends: `nccl_trace_rank_3`, `rank3.json`.
 fn rank_in_name(path: &Path) -> Option<usize> {
     let name = path.file_name()?.to_string_lossy().into_owned();
     let stem = [".json", ".pickle", ".pkl"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(&name);

@@ -21,6 +21,11 @@ const MOST_DEPTH: usize = 32;
 /// Keys whose values are not read: stack traces, which are most of a file.
 const SKIPPED: [&str; 2] = ["frames", "stack"];
 
+/// Whether a file is a pickle. It begins with the version of its protocol.
+pub(super) fn is_pickle(text: &[u8]) -> bool {
+    text.first() == Some(&0x80)
+}
+
 /// A value on the machine's stack. Those with content are shared, because a pickle may refer to a value several times.
 #[derive(Debug, Clone)]
 enum Item {

@@ -204,6 +204,29 @@ fn records_of_pytorch_that_are_wrong_are_refused() {
     assert!(named("rank0", strange).unwrap_err().contains("ranks up to 99999999999, but there is no flight record of rank 1"));
 }
 
+#[test]
+fn the_rank_in_a_file_counts_and_its_name_must_not_contradict() {
+    let calls = [entry(0, "nccl:barrier", json!([]), json!([]))];
+    let of = |rank: usize| {
+        let mut dump = dump(&calls);
+        dump["rank"] = json!(rank);
+        dump.to_string()
+    };
+    for names in [["first", "second"], ["rank_0", "second.json"]] {
+        let recording = read_all(&[(names[0], of(0)), (names[1], of(1))]).unwrap();
+        assert_eq!(recording.ranks.iter().map(Vec::len).collect::<Vec<_>>(), [1, 1], "{names:?}");
+    }
+    let error = read_all(&[("rank_1", of(0)), ("rank_0", of(1))]).unwrap_err();
+    assert!(error.contains("the file is of rank 0, but its name ends with 1: rename it, as in nccl_trace_rank_0"), "{error}");
+    // With and without white space before it, a file without a rank has the one in its name.
+    for space in ["", "\n", " \t\r\n  "] {
+        let text = || format!("{space}{}", dump(&calls));
+        assert_eq!(read_all(&[("rank_0", text()), ("rank_1", text())]).unwrap().ranks.len(), 2, "{space:?}");
+        let with_rank = |rank| format!("{space}{}", of(rank));
+        assert_eq!(read_all(&[("a", with_rank(0)), ("b", with_rank(1))]).unwrap().ranks.len(), 2, "{space:?}");
+    }
+}
+
 /// Writes a pickle as PyTorch does.
 pub(super) fn pickled(value: &Value) -> Vec<u8> {
     fn put(value: &Value, out: &mut Vec<u8>) {

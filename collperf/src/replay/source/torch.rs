@@ -1,5 +1,6 @@
 //! PyTorch's flight records: the pickles and the JSON that its flight recorder dumps.
 
+use std::collections::hash_map::Entry as MapEntry;
 use std::collections::{BTreeMap, HashMap};
 
 use collectives::{Collective, DType};
@@ -61,16 +62,26 @@ pub(super) struct Dumped {
     dump: Dump,
 }
 
-/// Reads a file. `named` is the rank that the file's name ends with: PyTorch's files do not contain it.
+/// Reads a file. `named` is the number that the file's name ends with. It is the rank if the file does not contain one.
 pub(super) fn parse(text: &[u8], named: Option<usize>) -> Result<Dumped, String> {
-    let is_json = text.first() == Some(&b'{');
-    let read = if is_json { serde_json::from_slice(text) } else { serde_json::from_value::<Dump>(pickle::parse(text)?) };
+    let is_pickle = pickle::is_pickle(text);
+    let read = if is_pickle { serde_json::from_value::<Dump>(pickle::parse(text)?) } else { serde_json::from_slice(text) };
     let dump: Dump = read.map_err(|error| format!("not a readable PyTorch flight record: {error}"))?;
     if !dump.version.starts_with(MAJOR) {
         return Err(format!("PyTorch's format has version {:?}, but this collperf reads versions {MAJOR}x", dump.version));
     }
-    let rank = named.or(dump.rank).ok_or("the name of PyTorch's file must end with the rank, as in nccl_trace_rank_0")?;
-    Ok(Dumped { rank, dump })
+    Ok(Dumped { rank: rank(dump.rank, named)?, dump })
+}
+
+/// Returns the rank that a file contains, or else the one in its name. Fails if the two differ.
+fn rank(contained: Option<usize>, named: Option<usize>) -> Result<usize, String> {
+    match (contained, named) {
+        (Some(rank), Some(named)) if rank != named => {
+            Err(format!("the file is of rank {rank}, but its name ends with {named}: rename it, as in nccl_trace_rank_{rank}"))
+        }
+        (Some(rank), _) | (None, Some(rank)) => Ok(rank),
+        (None, None) => Err("the name of PyTorch's file must end with the rank, as in nccl_trace_rank_0".to_owned()),
+    }
 }
 
 /// Makes the recording of a job from the records of all its ranks.
@@ -112,30 +123,70 @@ fn members(text: &str) -> Result<Vec<usize>, String> {
 
 impl Dump {
     fn calls(mut self, rank: usize, groups: &mut Groups, left_out: &mut BTreeMap<String, u64>) -> Result<Vec<Call>, String> {
-        let mut known = HashMap::new();
-        for config in self.pg_config.values() {
-            let id = (config.name.clone(), config.desc.clone());
-            known.insert(id, members(&config.ranks)?);
-        }
         self.entries.sort_by_key(|entry| entry.record_id);
+        let (known, mut found) = (Known::new(self.pg_config.values())?, HashMap::new());
         let mut calls = Vec::new();
         for entry in &self.entries {
-            let (name, desc) = &entry.process_group;
-            let by_name = || known.iter().find(|((known, _), _)| known == name).map(|(_, members)| members);
-            let members = known.get(&entry.process_group).or_else(by_name);
-            let members = members.ok_or_else(|| format!("process group {name} ({desc}) is not in pg_config: its ranks cannot be known"))?;
+            let role: &mut Role = match found.entry(&entry.process_group) {
+                MapEntry::Occupied(role) => role.into_mut(),
+                MapEntry::Vacant(new) => new.insert(known.role(&entry.process_group, rank)?),
+            };
             let words = entry.profiling_name.split_once(':').map_or(&*entry.profiling_name, |(_, words)| words);
-            let me = members.iter().position(|member| *member == rank);
-            let me = me.ok_or_else(|| format!("process group {name} ({desc}) has a call of this rank, but not the rank"))?;
-            let Some(call) = entry.call(words, me, members.len())? else {
+            let Some(call) = entry.call(words, role.me, role.members.len())? else {
                 *left_out.entry(words.chars().take(40).collect()).or_default() += 1;
                 continue;
             };
-            let shown = if desc.is_empty() || desc == "undefined" { name.clone() } else { format!("{name} ({desc})") };
-            let group = groups.number(&format!("{name} {desc}"), &shown, members.clone())?;
+            // Numbered at the first call that moves data.
+            let group = match role.group {
+                Some(group) => group,
+                None => *role.group.insert(role.number(&entry.process_group, groups)?),
+            };
             calls.push(Call { group, ..call });
         }
         Ok(calls)
+    }
+}
+
+/// The process groups of a file, by name and description, and by name alone.
+struct Known {
+    exact: HashMap<(String, String), Vec<usize>>,
+    by_name: HashMap<String, (String, String)>,
+}
+
+/// A rank's part in a process group.
+struct Role<'a> {
+    members: &'a [usize],
+    me: usize,
+    /// The number of the group, once it is known.
+    group: Option<usize>,
+}
+
+impl Known {
+    fn new<'a>(configs: impl Iterator<Item = &'a GroupConfig>) -> Result<Self, String> {
+        let mut known = Self { exact: HashMap::new(), by_name: HashMap::new() };
+        for config in configs {
+            let id = (config.name.clone(), config.desc.clone());
+            known.by_name.insert(config.name.clone(), id.clone());
+            known.exact.insert(id, members(&config.ranks)?);
+        }
+        Ok(known)
+    }
+
+    fn role(&self, group: &(String, String), rank: usize) -> Result<Role<'_>, String> {
+        let (name, desc) = group;
+        let by_name = || self.exact.get(self.by_name.get(name)?);
+        let members = self.exact.get(group).or_else(by_name);
+        let members = members.ok_or_else(|| format!("process group {name} ({desc}) is not in pg_config: its ranks cannot be known"))?;
+        let me = members.iter().position(|member| *member == rank);
+        let me = me.ok_or_else(|| format!("process group {name} ({desc}) has a call of this rank, but not the rank"))?;
+        Ok(Role { members, me, group: None })
+    }
+}
+
+impl Role<'_> {
+    fn number(&self, (name, desc): &(String, String), groups: &mut Groups) -> Result<usize, String> {
+        let shown = if desc.is_empty() || desc == "undefined" { name.clone() } else { format!("{name} ({desc})") };
+        groups.number(&format!("{name} {desc}"), &shown, self.members.to_vec())
     }
 }
 

@@ -1,6 +1,7 @@
 //! Traces, as `COLLECTIVES_TRACE` and `collperf trace` write them.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use serde::Deserialize;
 
@@ -167,6 +168,7 @@ impl Trace {
         let ends: HashMap<Id, u64> =
             events.iter().filter(|event| event.ph == "e").filter_map(|event| Some((event.id.clone()?, at(event)?))).collect();
         let (mut calls, mut unknown) = (Vec::new(), 0);
+        let mut numbers: HashMap<(usize, bool), usize> = HashMap::new();
         for event in events.iter().filter(|event| ["X", "b", "i"].contains(&&*event.ph)) {
             let start_ns = at(event).ok_or_else(|| format!("{}: the call has no time from which it ran", event.name))?;
             let Some(kind) = Kind::named(&event.name) else {
@@ -174,11 +176,13 @@ impl Trace {
                 continue;
             };
             let (place, track) = (event.tid.saturating_sub(1) / TRACKS, event.tid.saturating_sub(1) % TRACKS);
-            let found = usize::try_from(place).ok().and_then(|place| known.get(place));
-            let (id, name, members) = found.ok_or_else(|| format!("{}: track {} belongs to no communicator", event.name, event.tid))?;
-            let group = match track {
-                DEVICE_TRACK => groups.number_of_device(id, name, members.clone())?,
-                _ => groups.number(id, name, members.clone())?,
+            let found = usize::try_from(place).ok().and_then(|place| Some((place, known.get(place)?)));
+            let (place, (id, name, members)) =
+                found.ok_or_else(|| format!("{}: track {} belongs to no communicator", event.name, event.tid))?;
+            let group = match (numbers.entry((place, track == DEVICE_TRACK)), track) {
+                (Entry::Occupied(number), _) => *number.get(),
+                (Entry::Vacant(new), DEVICE_TRACK) => *new.insert(groups.number_of_device(id, name, members.clone())?),
+                (Entry::Vacant(new), _) => *new.insert(groups.number(id, name, members.clone())?),
             };
             let duration_ns = match event.ph.as_str() {
                 "X" => event.dur.and_then(nanoseconds),
@@ -219,4 +223,40 @@ impl Event {
 fn nanoseconds(us: f64) -> Option<u64> {
     let ns = (us * 1e3).round();
     (ns.is_finite() && (0.0..1e19).contains(&ns)).then_some(ns as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_members_of_a_communicator_are_read_once_for_all_its_calls() {
+        // If each call compared the members, this would take 4e9 visits.
+        let (size, count) = (100_000, 40_000);
+        let process = Process {
+            pid: 1,
+            rank: 0,
+            world_size: size,
+            pg_id: "job".to_owned(),
+            dropped: 0,
+            communicators: Some(vec![Communicator { pg_name: "world".to_owned(), world_ranks: (0..size).collect() }]),
+        };
+        let event = |number: u64| Event {
+            ph: "X".to_owned(),
+            name: "barrier".to_owned(),
+            pid: 1,
+            // Every other call is one on devices.
+            tid: 1 + number % 2 * DEVICE_TRACK,
+            ts: Some(number as f64),
+            dur: None,
+            id: None,
+            args: Arguments::default(),
+        };
+        let trace = Trace { process, base_ns: 0, events: (0..count).map(event).collect() };
+        let mut groups = Groups::new(size);
+        let calls = trace.calls(0, &mut groups, &mut Vec::new()).unwrap();
+        let numbers: Vec<usize> = calls.iter().map(|call| call.group).collect();
+        assert_eq!(numbers, (0..count as usize).map(|number| number % 2).collect::<Vec<_>>());
+        assert_eq!(groups.into_list().len(), 2);
+    }
 }

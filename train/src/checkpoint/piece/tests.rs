@@ -72,7 +72,14 @@ fn runs_find_every_element_of_a_part_where_it_lies() {
                 let expected = found[window.clone()].iter().filter(|element| stored.contains(element)).count();
                 let len = lens.get(&source).copied().unwrap_or_default();
                 assert_eq!(len, expected, "{window:?} of {wanted} of {shape:?}, held as {held:?}, seed {seed}");
+                let own: Vec<Run> = runs_of(&part, window.clone(), &sources, source).collect();
+                let all = runs_in(&part, window.clone(), &sources, usize::MAX);
+                assert_eq!(own, all.filter(|run| run.source == source).collect::<Vec<_>>(), "{wanted} of {shape:?}, held as {held:?}");
             }
+            assert!(lens.values().all(|len| *len > 0));
+            let pairs = |from: usize| lens_by_source(&part, from..(from + longest).min(part.len()), &sources).len() as u64;
+            let pairs: u64 = (0..part.len()).step_by(longest).map(pairs).sum();
+            assert!(pairs <= most_pairs(&part, longest, &sources), "{wanted} of {shape:?}, held as {held:?}, seed {seed}");
             assert_eq!(found, elements(&wanted, &shape), "{wanted} of {shape:?}, held as {held:?}, seed {seed}");
         }
     }

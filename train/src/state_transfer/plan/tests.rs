@@ -1,5 +1,5 @@
 use super::*;
-use crate::checkpoint::piece::{Piece, runs_in};
+use crate::checkpoint::piece::{Piece, runs_in, runs_of};
 use crate::random::Random;
 use collectives::DType;
 
@@ -136,6 +136,65 @@ fn each_newcomer_gets_equal_parts_from_all_members() {
     }
 }
 
+/// Returns a plan in which rank 0 offers the pieces of a tensor, and rank 1 wants others.
+fn planned(shape: &[usize], offered: impl Iterator<Item = Piece>, wanted: impl Iterator<Item = Piece>) -> Result<Plan, String> {
+    let (mut holder, mut newcomer) = (Declaration::default(), Declaration::default());
+    holder.offered.extend(offered.map(|piece| part("w", shape, piece)));
+    newcomer.wanted.extend(wanted.map(|piece| part("w", shape, piece)));
+    Plan::new(&[holder, newcomer])
+}
+
+#[test]
+fn many_parts_are_planned_without_comparing_each_with_each() {
+    // If each of the parts visited all others, each case would take at least 1e10 visits.
+    let many = 100_000;
+    let flat = |at: usize, len: usize| Piece::Flat(at * len..(at + 1) * len);
+    let along = |dimension: usize, at: usize| Piece::Along { dimension, range: at..at + 1 };
+    let (shape, wide) = ([2 * many], [4, many]);
+    let cases = [
+        // The same parts, shifted parts, and one part of all sources.
+        (planned(&shape, (0..many).map(|at| flat(at, 2)), (0..many).map(|at| flat(at, 2))), many),
+        (planned(&shape, (0..many).map(|at| flat(at, 2)), (0..many - 1).map(|at| Piece::Flat(2 * at + 1..2 * at + 3))), 2 * (many - 1)),
+        (planned(&shape, (0..many).map(|at| flat(at, 2)), std::iter::once(Piece::Whole)), many),
+        // Columns, of columns and of flat parts, and flat parts of columns.
+        (planned(&wide, (0..many).map(|at| along(1, at)), (0..many).map(|at| along(1, at))), many),
+        (planned(&wide, (0..many).map(|at| flat(at, 4)), (0..many).map(|at| along(1, at))), 4 * many),
+        (planned(&wide, (0..many).map(|at| along(1, at)), (0..many).map(|at| flat(at, 4))), 4 * many),
+    ];
+    for (number, (plan, expected)) in cases.into_iter().enumerate() {
+        let plan = plan.unwrap();
+        let (mut count, mut elements) = (0, 0);
+        for step in plan.steps() {
+            let want = &plan.wants[step.want];
+            let runs = runs_of(&want.extent, step.window.clone(), &plan.tensors[want.tensor].sources, step.source);
+            assert_eq!(runs.map(|run| run.len).sum::<usize>(), step.len);
+            (count, elements) = (count + 1, elements + step.len);
+        }
+        assert_eq!((count, elements), (expected, plan.wants.iter().map(|want| want.extent.len()).sum()), "case {number}");
+    }
+}
+
+#[test]
+fn parts_that_need_too_many_messages_are_refused() {
+    // Each of the wanted rows has elements of all columns.
+    let (columns, rows) = (100_000, 10_000);
+    let along = |dimension: usize, at: usize| Piece::Along { dimension, range: at..at + 1 };
+    let error = planned(&[rows, columns], (0..columns).map(|at| along(1, at)), (0..rows).map(|at| along(0, at))).unwrap_err();
+    assert!(error.contains("the transfer needs up to 1000000000 messages in total; the limit is 268435456"), "{error}");
+}
+
+#[test]
+fn many_holders_send_equally_much() {
+    let tensors = [60_000; 400];
+    let bytes = traffic(200, 3, &tensors);
+    for newcomer in 0..3 {
+        let links: Vec<usize> = bytes.iter().map(|links| links[newcomer]).collect();
+        assert_eq!(links.iter().sum::<usize>(), 2 * tensors.iter().sum::<usize>());
+        let (least, most) = (links.iter().min().unwrap(), links.iter().max().unwrap());
+        assert!(*least > 0 && most - least <= 2 * LEAST_BYTES, "{links:?}");
+    }
+}
+
 #[test]
 fn the_messages_of_several_newcomers_alternate() {
     let whole = || vec![part("w", &[1 << 21], Piece::Whole)];
@@ -169,7 +228,7 @@ fn what_cannot_be_transferred_is_refused_with_the_tensor_and_the_ranks() {
     }
     let huge = || vec![part("w", &[1 << 50], Piece::Whole)];
     let error = Plan::new(&[Declaration { offered: huge(), wanted: Vec::new() }, Declaration { offered: Vec::new(), wanted: huge() }]);
-    assert!(error.unwrap_err().contains("the transfer needs 2147483648 messages in total; the limit is 268435456"));
+    assert!(error.unwrap_err().contains("the transfer needs up to 2147483648 messages in total; the limit is 268435456"));
     // Parts that no rank wants need not be the whole tensor.
     let part = Declaration { offered: vec![flat(0..5)], wanted: Vec::new() };
     assert_eq!(Plan::new(&[part]).unwrap().steps().count(), 0);
