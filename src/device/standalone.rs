@@ -184,8 +184,8 @@ pub enum RawCall {
 
 impl NcclCommunicator {
     /// Joins the communicator that `ids` identify, on the device of `context`, and waits for all other ranks to join.
-    /// For thousands of ranks, pass several ids, because they distribute the work of the start. All ranks must pass the
-    /// same ids in the same order.
+    /// With thousands of ranks, pass several ids: the work of the start is then spread over the ranks that created them.
+    /// All ranks must pass the same ids in the same order.
     ///
     /// # Errors
     ///

@@ -19,7 +19,7 @@ use collectives::{Communicator, Error, ReduceOp, Result};
 /// # Ok::<(), collectives::Error>(())
 /// ```
 ///
-/// Ranks may pass different numbers of values. After gradients were averaged, every rank has the same values, so
+/// Ranks may pass different numbers of values. Once gradients have been averaged, every rank has the same values, so
 /// [`Averaged::check_finite`](crate::Averaged::check_finite) needs no communication. It names the parameter, but not the
 /// rank. With [`LossScaler`](crate::LossScaler), gradients that are not finite are normal: use
 /// [`update`](crate::LossScaler::update) instead.

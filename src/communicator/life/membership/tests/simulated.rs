@@ -94,8 +94,8 @@ fn draw(random: &mut Random, trouble: Trouble) -> Scenario {
 fn complaint(scenario: &Scenario, trouble: Trouble, report: &Report) -> Option<String> {
     let ended = || report.outcomes.iter().enumerate().filter_map(|(process, outcome)| Some((process, &outcome.as_ref()?.1)));
     let strange = |process: usize, error: &Error| match error {
-        // A process that is stopped or cut off again and again is refused.
-        Error::Conflict { .. } => !scenario.ranks[process].differs && !trouble.sleeps && !trouble.partitions,
+        // After three attempts that failed, a process is refused.
+        Error::Conflict { .. } => !scenario.ranks[process].differs && !trouble.deaths && !trouble.sleeps && !trouble.partitions,
         Error::LeftBehind { .. } | Error::Timeout { .. } => false,
         Error::Aborted { .. } | Error::PeerLost { .. } => !trouble.sleeps && !trouble.partitions,
         _ => true,
@@ -104,16 +104,15 @@ fn complaint(scenario: &Scenario, trouble: Trouble, report: &Report) -> Option<S
         return Some(format!("process {process} failed: {error}"));
     }
     let continued: Vec<(usize, &Connected)> = ended().filter_map(|(process, result)| Some((process, result.as_ref().ok()?))).collect();
-    // If a process has completed its last exchange, the others were in the same communicator. Some may have seen an error,
-    // and continued in another one.
-    let leads_to = |one: usize, last: &Connected| report.histories[one].contains(last);
     for (index, (one, theirs)) in continued.iter().enumerate() {
         let members: Vec<usize> = theirs.members.iter().copied().filter(|process| *process < scenario.ranks[0].members).collect();
         if !theirs.members.contains(one) || !members.is_sorted() || !theirs.members.starts_with(&members) {
             return Some(format!("process {one} continued as one of {:?}", theirs.members));
         }
         for (other, others) in &continued[..index] {
-            if theirs != others && !leads_to(*one, others) && !leads_to(*other, theirs) {
+            // If a process has completed its last exchange, the others were in the same communicator. Some may have seen an
+            // error, and continued in another one.
+            if !leads_to(report, theirs, others) && !leads_to(report, others, theirs) {
                 return Some(format!("processes {one} and {other} continued in different communicators"));
             }
         }
@@ -129,6 +128,21 @@ fn complaint(scenario: &Scenario, trouble: Trouble, report: &Report) -> Option<S
         return Some("a member lives, and nobody has continued".to_owned());
     }
     None
+}
+
+/// Whether processes went from one communicator to the other, directly or over further ones.
+fn leads_to(report: &Report, from: &Connected, to: &Connected) -> bool {
+    let mut reached = vec![from];
+    let mut next = 0;
+    while let Some(one) = reached.get(next).copied() {
+        for pair in report.histories.iter().flat_map(|history| history.windows(2)) {
+            if pair[0] == *one && !reached.contains(&&pair[1]) {
+                reached.push(&pair[1]);
+            }
+        }
+        next += 1;
+    }
+    reached.contains(&to)
 }
 
 /// The number of processes with each outcome.
