@@ -258,7 +258,7 @@ fn one_call_on_many_buffers_has_one_type() {
         let typed = |dtype, bytes| TypedBytes::new(dtype, vec![1_u8; bytes]).unwrap();
         let mut several = [typed(DType::I32, 8), typed(DType::U8, 5)];
         let error = comm.all_reduce_many(&mut several, ReduceOp::Sum).unwrap_err().to_string();
-        assert!(error.contains("buffer 1 holds u8") && error.contains("i32"), "{error}");
+        assert!(error.contains("buffer 1 (from 0) holds u8") && error.contains("i32"), "{error}");
         let mut lists = [typed(DType::U8, 4), typed(DType::I32, 16)];
         let error = comm.all_gather_list(&typed(DType::U8, 4), &mut lists).unwrap_err().to_string();
         assert!(error.contains("u8") && error.contains("i32"), "{error}");
