@@ -73,7 +73,8 @@ fn rank_that_saves(in_background: bool) {
 /// Checks every checkpoint, and returns the number of the latest save.
 fn assert_whole(directory: &Path, what: &str) -> u64 {
     let steps = Checkpoint::steps(directory).unwrap();
-    assert!(steps.len() <= KEPT + 1, "{steps:?}, {what}");
+    // A rank can be killed between the renaming of a checkpoint and the removal of the oldest one, in a few trials in a row.
+    assert!(steps.len() <= KEPT + 4, "{steps:?}, {what}");
     let mut latest = 0;
     for step in &steps {
         let checkpoint = Checkpoint::open(directory.join(format!("step-{step:08}"))).unwrap();
