@@ -210,7 +210,10 @@ impl FullySharded {
         let input = input.inner().autodiff().require_grad();
         let output = compute(&whole, input.clone());
         if output.dims() != slope.dims() {
-            return Err(Error::shape(CALL, format!("the slope has shape {:?}, but the output has shape {:?}", slope.dims(), output.dims())));
+            return Err(Error::shape(
+                CALL,
+                format!("the slope has shape {:?}, but the output has shape {:?}", slope.dims(), output.dims()),
+            ));
         }
         if !output.is_tracked() {
             return Err(Error::shape(CALL, "the output depends neither on a parameter nor on the input"));
