@@ -4,7 +4,7 @@ use super::attempt::{Attempt, Vote};
 use super::protocol::{Members, connection_time};
 use crate::base::deadline::Deadline;
 use crate::base::event;
-use crate::communicator::life::shrink::protocol::Shrunk;
+use crate::communicator::life::shrink::protocol::{Shrunk, Unmet};
 use crate::error::{Error, Result};
 use crate::observe::LIFE;
 
@@ -21,8 +21,8 @@ pub(super) struct Admission<C> {
     comm: C,
     /// The ranks with lower job ranks are members, the others newcomers.
     first_newcomer: usize,
-    /// The number of ranks of the communicator that has grown to `comm`, until the ranks of `comm` have met.
-    unmet_members: Option<usize>,
+    /// The ranks of the communicator that has grown to `comm`, until the ranks of `comm` have met.
+    unmet: Option<Unmet>,
     deadline: Deadline,
 }
 
@@ -30,7 +30,7 @@ impl<C: Members> Admission<C> {
     /// Prepares an admission over `comm`, of which all ranks are members.
     pub(super) fn new(comm: C) -> Self {
         let deadline = Deadline::after(comm.timeout());
-        Self { comm, first_newcomer: usize::MAX, unmet_members: None, deadline }
+        Self { comm, first_newcomer: usize::MAX, unmet: None, deadline }
     }
 
     /// Lets the newcomers in that wait. Leaves out the ranks that are lost, before or meanwhile.
@@ -55,7 +55,7 @@ impl<C: Members> Admission<C> {
         match admission.meet() {
             Ok(()) => Ok(Admitted { members, comm: admission.comm }),
             Err(error) if admission.may_continue(&error) => {
-                admission.unmet_members = Some(admitting);
+                admission.unmet = Some(Unmet { members: admitting, old_prefix: None });
                 admission.run()
             }
             Err(error) => Err(error),
@@ -80,7 +80,7 @@ impl<C: Members> Admission<C> {
 
     /// Leaves out the ranks that are lost.
     fn shrink(&mut self) -> Result<bool> {
-        match self.comm.shrink(self.unmet_members.take())? {
+        match self.comm.shrink(self.unmet.take())? {
             Shrunk::Into(comm) => self.comm = comm,
             Shrunk::Grown(error) => return Err(error),
         }
@@ -119,7 +119,7 @@ impl<C: Members> Admission<C> {
         self.first_newcomer = self.members();
         let old = std::mem::replace(&mut self.comm, grown);
         self.meet().or_else(|error| {
-            self.unmet_members = Some(old.world_size());
+            self.unmet = Some(Unmet { members: old.world_size(), old_prefix: Some(old.shrink_prefix()) });
             // Members that still wait for votes find out that the new communicator counts.
             old.abort();
             old.look_for_others()?;

@@ -15,7 +15,7 @@ use crate::communicator::Communicator;
 #[cfg(feature = "cuda")]
 use crate::communicator::device::DeviceChoice;
 use crate::communicator::life::bootstrap::{Origin, Start, connect_over_store};
-use crate::communicator::life::shrink::protocol::Shrunk;
+use crate::communicator::life::shrink::protocol::{Shrunk, Unmet};
 use crate::communicator::recovery::{PeerWatch, Probe, probe};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -227,8 +227,12 @@ impl Members for Communicator {
         self.with_timeout(limit).barrier().inspect_err(|_| self.abort())
     }
 
-    fn shrink(&self, unmet_members: Option<usize>) -> Result<Shrunk<Self>> {
-        self.shrink_during_admission(unmet_members)
+    fn shrink_prefix(&self) -> String {
+        self.shrink_prefix()
+    }
+
+    fn shrink(&self, unmet: Option<Unmet>) -> Result<Shrunk<Self>> {
+        self.shrink_during_admission(unmet)
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::base::deadline::Deadline;
 use crate::base::tuning::membership::{CONNECTED, CONNECTED_PER_RANK};
-use crate::communicator::life::shrink::protocol::Shrunk;
+use crate::communicator::life::shrink::protocol::{Shrunk, Unmet};
 use crate::communicator::recovery::Probe;
 use crate::error::Result;
 use crate::rendezvous::Store;
@@ -69,9 +69,12 @@ pub(super) trait Members: Sized {
     /// Waits for all ranks of a new communicator.
     fn meet(&self, limit: Duration) -> Result<()>;
 
-    /// Makes a communicator of the remaining ranks. If `unmet_members` is given, this communicator has grown, and its ranks
-    /// have not met yet. Then only the larger part of the ranks below that number may continue.
-    fn shrink(&self, unmet_members: Option<usize>) -> Result<Shrunk<Self>>;
+    /// Returns the prefix of the keys of a shrink of this communicator.
+    fn shrink_prefix(&self) -> String;
+
+    /// Makes a communicator of the remaining ranks. If `unmet` is given, this communicator has grown, and its ranks have not
+    /// met yet.
+    fn shrink(&self, unmet: Option<Unmet>) -> Result<Shrunk<Self>>;
 }
 
 /// The newcomers of an attempt and where they meet, agreed by all members.

@@ -61,7 +61,7 @@ use crate::host::abort_reason::AbortReason;
 use crate::host::health::forked;
 use crate::observe::LIFE;
 use crate::rendezvous::Store;
-use protocol::{Given, GroupSetup, Shrinking, Shrunk, World};
+use protocol::{Given, GroupSetup, Shrinking, Shrunk, Unmet, World};
 
 impl Communicator {
     /// Makes a new communicator of the remaining ranks, in their old order, and numbered from 0 without gaps. Call
@@ -108,11 +108,10 @@ impl Communicator {
         }
     }
 
-    /// Shrinks this communicator. If `unmet_members` is given, an admission has made it, and its ranks have not met yet. The
-    /// ranks below that number have admitted the others.
-    pub(super) fn shrink_during_admission(&self, unmet_members: Option<usize>) -> Result<Shrunk<Self>> {
+    /// Shrinks this communicator. If `unmet` is given, an admission has made it, and its ranks have not met yet.
+    pub(super) fn shrink_during_admission(&self, unmet: Option<Unmet>) -> Result<Shrunk<Self>> {
         // A rank takes part once; its other threads find that it already has.
-        let shrunk = self.core.shrinking.with(self.timeout(), |()| self.shrink_host(unmet_members));
+        let shrunk = self.core.shrinking.with(self.timeout(), |()| self.shrink_host(unmet));
         let shrunk = shrunk.unwrap_or_else(|why| Err(self.no_turn("shrink", why)))?;
         #[cfg(feature = "cuda")]
         let shrunk = match shrunk {
@@ -141,10 +140,10 @@ impl Communicator {
     }
 
     /// Shrinks without devices.
-    fn shrink_host(&self, unmet_members: Option<usize>) -> Result<Shrunk<Self>> {
+    fn shrink_host(&self, unmet: Option<Unmet>) -> Result<Shrunk<Self>> {
         crate::base::event::info!(target: LIFE, communicator = self.core.shared.recorder.name(), rank = self.rank(), "shrinking");
         self.abort();
-        self.shrinking(Given { unmet_members, ..self.given_up() }).run()
+        self.shrinking(Given { unmet, ..self.given_up() }).run()
     }
 
     fn shrinking(&self, given: Given) -> Shrinking<'_, Self> {
@@ -152,7 +151,7 @@ impl Communicator {
     }
 
     /// Returns the prefix of the keys of a shrink of this communicator.
-    fn shrink_prefix(&self) -> String {
+    pub(super) fn shrink_prefix(&self) -> String {
         self.core.shared.id.iter().fold("shrink/".to_owned(), |text, byte| format!("{text}{byte:02x}"))
     }
 
@@ -172,7 +171,7 @@ impl Communicator {
         // Others may have named this rank itself.
         doubts.remove(&self.rank());
         left.remove(&self.rank());
-        Given { doubts, left, unmet_members: None }
+        Given { doubts, left, unmet: None }
     }
 
     /// Returns the ranks that a deadline of the device backend was waiting for.

@@ -69,9 +69,18 @@ pub(in crate::communicator::life) struct Given {
     pub(in crate::communicator::life) doubts: BTreeSet<usize>,
     /// Ranks that have closed the communicator: there is no wait for them.
     pub(in crate::communicator::life) left: BTreeSet<usize>,
-    /// The communicator has grown, and its ranks have not met yet. The ranks below this number have admitted the others, and
-    /// some of them may have decided otherwise. So only the larger part of them may continue.
-    pub(in crate::communicator::life) unmet_members: Option<usize>,
+    /// Set if the communicator has grown, and its ranks have not met yet.
+    pub(in crate::communicator::life) unmet: Option<Unmet>,
+}
+
+/// The ranks that have admitted the others of a communicator that has grown. Some of them may have decided otherwise, so
+/// only the larger part of them may continue.
+#[derive(Debug)]
+pub(in crate::communicator::life) struct Unmet {
+    /// Their number. They have the same ranks as in their old communicator.
+    pub(in crate::communicator::life) members: usize,
+    /// The prefix of the keys of a shrink of that communicator. Newcomers do not know it.
+    pub(in crate::communicator::life) old_prefix: Option<String>,
 }
 
 /// The result of a shrink.
@@ -207,7 +216,12 @@ impl<'a, W: World> Shrinking<'a, W> {
     }
 
     fn read_status(&self, store: &dyn Store) -> Result<Option<Status>> {
-        let key = status_key(&self.prefix);
+        self.read_status_of(store, &self.prefix)
+    }
+
+    /// Reads the status that a rank has published about a shrink whose keys have this prefix.
+    fn read_status_of(&self, store: &dyn Store, prefix: &str) -> Result<Option<Status>> {
+        let key = status_key(prefix);
         if !store.check(&[&key])? {
             return Ok(None);
         }
@@ -437,7 +451,17 @@ impl<'a, W: World> Shrinking<'a, W> {
 
     /// Returns an error if the ranks that admitted the others may have continued without these ranks.
     fn refuse_without_members(&self, present: &[usize], joined: &BTreeSet<usize>) -> Result<()> {
-        let Some(members) = self.given.unmet_members else { return Ok(()) };
+        let Some(Unmet { members, old_prefix }) = &self.given.unmet else { return Ok(()) };
+        let members = *members;
+        // The network may have been restored after a member has looked for this rank without success.
+        let has_continued = |rank: &usize| {
+            let prefix = old_prefix.as_ref()?;
+            let status = self.read_status_of(&*self.world.visit(*rank)?, prefix).ok()?;
+            matches!(status, Some(Status::Over(_))).then_some(*rank)
+        };
+        if let Some(rank) = present.iter().filter(|rank| **rank < members).find_map(has_continued) {
+            return Err(self.left_behind(&format!("rank {rank} has continued without the newcomers")));
+        }
         let here: BTreeSet<usize> = joined.range(..members).copied().collect();
         let silent: Vec<usize> = present.iter().copied().filter(|rank| *rank < members && self.silent.contains(rank)).collect();
         let another = (0..members).find(|rank| !here.contains(rank) && !self.gone.contains(rank));

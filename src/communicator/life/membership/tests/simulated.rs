@@ -174,7 +174,7 @@ impl Tally {
 fn explore(name: &str, trouble: Trouble) {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let count = number("COLLECTIVES_ADMISSIONS").unwrap_or(ADMISSIONS);
-    // Of 100,000 scenarios, about two still fail. These are known, so the usual ones are always the same.
+    // Of 100,000 scenarios, one still fails (`mod.rs`). So the usual ones are always the same.
     let first = number("COLLECTIVES_TEST_SEED").unwrap_or(1);
     println!("{name}: {count} scenarios from COLLECTIVES_TEST_SEED={first}");
     let mut tally = Tally::default();

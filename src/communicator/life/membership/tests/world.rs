@@ -12,7 +12,7 @@ use crate::communicator::life::bootstrap::call_off;
 use crate::communicator::life::membership::newcomer::Newcomer;
 use crate::communicator::life::membership::protocol::{Members, Plan};
 use crate::communicator::life::membership::requests::{Placement, Request};
-use crate::communicator::life::shrink::protocol::{Given, Shrinking, Shrunk, World};
+use crate::communicator::life::shrink::protocol::{Given, Shrinking, Shrunk, Unmet, World};
 use crate::communicator::life::shrink::tests::world::{Connected, Place};
 use crate::communicator::recovery::Probe;
 use crate::error::{Error, Result};
@@ -86,8 +86,7 @@ impl Group {
     }
 
     fn shrinking(&self, given: Given) -> Shrinking<'_, Place> {
-        let prefix = format!("shrink/{}", self.connected.setup);
-        Shrinking::new(&self.place, self.rank(), prefix, self.timeout, given)
+        Shrinking::new(&self.place, self.rank(), self.shrink_prefix(), self.timeout, given)
     }
 }
 
@@ -178,9 +177,13 @@ impl Members for Group {
         self.gather(Vec::new(), limit).map(drop)
     }
 
-    fn shrink(&self, unmet_members: Option<usize>) -> Result<Shrunk<Self>> {
+    fn shrink_prefix(&self) -> String {
+        format!("shrink/{}", self.connected.setup)
+    }
+
+    fn shrink(&self, unmet: Option<Unmet>) -> Result<Shrunk<Self>> {
         self.place.end(&self.connected.setup);
-        let given = Given { doubts: self.state.late.borrow().clone(), unmet_members, ..Given::default() };
+        let given = Given { doubts: self.state.late.borrow().clone(), unmet, ..Given::default() };
         Ok(match self.shrinking(given).run()? {
             Shrunk::Into(connected) => {
                 let old_rank = |process: &usize| self.connected.members.iter().position(|member| member == process).expect("a member");

@@ -17,7 +17,7 @@ const SHRINKS: u64 = 3000;
 const BOUND: Duration = Duration::from_secs(600);
 
 fn shrink(place: &Place, me: usize, plan: &Plan, limit: Duration) -> Result<Connected> {
-    let given = Given { doubts: plan.doubts.clone(), left: plan.left.clone(), unmet_members: None };
+    let given = Given { doubts: plan.doubts.clone(), left: plan.left.clone(), unmet: None };
     match Shrinking::new(place, me, "shrink".to_owned(), limit, given).run()? {
         Shrunk::Into(connected) => Ok(connected),
         Shrunk::Grown(error) => Err(error),
