@@ -156,6 +156,36 @@ fn freeing_at_once_while_a_stream_uses_it_is_found() {
     none();
 }
 
+/// Waits until the threads of destroyed streams have ended.
+fn until_no_stream_runs() {
+    let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+    while std::fs::read_dir("/proc/self/task").unwrap().any(|task| name(task.unwrap()).starts_with("stream ")) {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_wait_for_a_context_counts_for_streams_that_have_ended() {
+    let _alone = simgpu::alone();
+    for waits in [false, true] {
+        let context = CudaContext::new(0).unwrap();
+        let stream = context.new_stream().unwrap();
+        // SAFETY: the address is used within its length, and freed once, here or by the end of the context.
+        unsafe {
+            let start = result::malloc_sync(64).unwrap();
+            result::memset_d8_async(start, 1, 64, stream.cu_stream()).unwrap();
+            drop(stream);
+            until_no_stream_runs();
+            if waits {
+                context.synchronize().unwrap();
+                result::free_sync(start).unwrap();
+            }
+        }
+        drop(context);
+        none();
+    }
+}
+
 #[test]
 fn using_memory_after_it_was_freed_is_an_error_and_a_report() {
     let _alone = simgpu::alone();

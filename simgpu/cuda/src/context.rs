@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::thread::ThreadId;
 
-use crate::clock::Stamp;
+use crate::clock::{Clock, Stamp};
 use crate::code::{Code, Outcome};
 use crate::memory::Freed;
 use crate::state::{Guard, Handle, State};
@@ -27,11 +27,13 @@ pub(crate) struct Context {
     /// The legacy default stream, made at its first use.
     pub(crate) default: Option<Handle>,
     pub(crate) per_thread: HashMap<ThreadId, Handle>,
+    /// The work of streams that have ended: a wait for the context waits for it, too.
+    pub(crate) ended: Clock,
 }
 
 impl Context {
     pub(crate) fn new(device: usize, flags: u32) -> Context {
-        Context { device, poison: None, flags, peers: Vec::new(), default: None, per_thread: HashMap::new() }
+        Context { device, poison: None, flags, peers: Vec::new(), default: None, per_thread: HashMap::new(), ended: Clock::default() }
     }
 }
 
@@ -113,9 +115,7 @@ pub(crate) fn destroy(mut state: Guard<'_>, context: Handle) {
     for &handle in &streams {
         stream::set_gate(&mut state, handle, false);
     }
-    for &handle in &streams {
-        state = stream::drain(state, handle);
-    }
+    state = stream::drain_all(state, context);
     for &handle in &streams {
         stream::destroy(&mut state, handle);
     }

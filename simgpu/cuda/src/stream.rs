@@ -231,11 +231,15 @@ pub(crate) fn synchronise(state: Guard<'_>, handle: Handle) -> (Guard<'_>, Outco
     (state, health)
 }
 
-/// Waits for everything submitted to the streams of a context.
+/// Waits for everything submitted to the streams of a context, those that have ended included.
 pub(crate) fn drain_all(mut state: Guard<'_>, context: Handle) -> Guard<'_> {
     let streams: Vec<Handle> = state.streams.iter().filter(|(_, stream)| stream.context == context).map(|(&handle, _)| handle).collect();
     for handle in streams {
         state = drain(state, handle);
+    }
+    if let Some(context) = state.contexts.get(&context) {
+        let ended = context.ended.clone();
+        state.host.join(&ended);
     }
     state
 }
@@ -274,9 +278,10 @@ fn work(handle: Handle) {
                 }
             }
             None if stream.destroyed => {
-                let component = stream.component;
+                let (component, context, clock) = (stream.component, stream.context, stream.clock.clone());
                 state.streams.remove(&handle);
                 state.components.give_back(component);
+                state.contexts.entry(context).and_modify(|context| context.ended.join(&clock));
             }
             _ => state = bell.wait(state).unwrap_or_else(PoisonError::into_inner),
         }
