@@ -17,6 +17,10 @@ use crate::stragglers::Work;
 /// The end of a pause in which a rank neither sleeps nor computes, because it would end the pause late.
 const AWAKE: Duration = Duration::from_micros(150);
 
+/// The size of each of the two areas on which a rank works in gaps. Together they do not fit into most last-level
+/// caches, like what a training works on. So the calls find their buffers in memory, as in the program.
+const WORKED_ON: usize = 16 << 20;
+
 /// The time between calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Gaps {
@@ -67,7 +71,7 @@ pub(super) fn play(world: &Communicator, script: &Script, tap: &Tap, manner: Man
     for (group, comm) in comms.iter().enumerate() {
         comm.as_ref().map_or(Ok(()), |comm| tap.learn(group, comm))?;
     }
-    let mut player = Player { script, rank, comms, arena, gaps: manner.gaps, work: Work::new(), open: HashMap::new() };
+    let mut player = Player { script, rank, comms, arena, gaps: manner.gaps, work: Work::on(WORKED_ON), open: HashMap::new() };
     for repetition in 1..=manner.repetitions {
         world.barrier()?;
         tap.turn(true);

@@ -14,12 +14,21 @@ const MOST_UNITS: u64 = 1 << 30;
 pub(crate) struct Work {
     from: Vec<u8>,
     to: Vec<u8>,
+    /// Where the next unit copies.
+    at: usize,
     number: u64,
 }
 
 impl Work {
+    /// Works on memory that one unit copies.
     pub(crate) fn new() -> Self {
-        Self { from: vec![1; BYTES], to: vec![0; BYTES], number: 1 }
+        Self::on(BYTES)
+    }
+
+    /// Works its way through two areas of `bytes`, rounded down to whole units.
+    pub(crate) fn on(bytes: usize) -> Self {
+        let bytes = (bytes / BYTES).max(1) * BYTES;
+        Self { from: vec![1; bytes], to: vec![0; bytes], at: 0, number: 1 }
     }
 
     /// Does `units` units of work.
@@ -28,8 +37,10 @@ impl Work {
             for _ in 0..STEPS {
                 self.number = black_box(self.number.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29) ^ 0x5bd1_e995);
             }
-            self.to.copy_from_slice(black_box(&self.from));
+            let part = self.at..self.at + BYTES;
+            self.to[part.clone()].copy_from_slice(black_box(&self.from[part]));
             black_box(&mut self.to);
+            self.at = (self.at + BYTES) % self.to.len();
         }
     }
 
