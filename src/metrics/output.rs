@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::counters::Counters;
 use super::port::{self, Place};
-use super::text::{Group, Snapshot, to_text};
+use super::text::{Format, Group, Snapshot, to_text};
 use crate::base::event;
 use crate::base::fork::Process;
 use crate::base::own_thread::OwnThread;
@@ -19,12 +19,14 @@ use crate::flight::{Flight, write_whole};
 /// The name of a communicator, and this rank.
 type Key = (String, usize);
 
-/// What is kept of a communicator.
+/// What is kept of the communicators with one name in which this process has one rank.
 #[derive(Debug)]
 struct Entry {
+    /// The newest.
     group: Group,
     counters: Arc<Counters>,
-    flight: Weak<Flight>,
+    /// The recorders of those that have not ended.
+    flights: Vec<Weak<Flight>>,
 }
 
 /// The way in which the metrics leave the process.
@@ -106,7 +108,7 @@ impl Output {
     fn serve(self: Arc<Self>, first: SocketAddr, place: Place) {
         let started = port::listen(first, place).and_then(|listener| {
             let address = listener.local_addr()?;
-            OwnThread::spawn("metrics".to_owned(), move || port::serve(&listener, || to_text(&self.snapshots())))?;
+            OwnThread::spawn("metrics".to_owned(), move || port::serve(&listener, || to_text(&self.snapshots(), Format::OpenMetrics)))?;
             Ok(address)
         });
         match started {
@@ -126,9 +128,12 @@ impl Output {
             "other".clone_into(&mut group.communicator);
             key = (group.communicator.clone(), group.rank);
         }
-        let counters = entries.get(&key).map_or_else(Arc::default, |known| Arc::clone(&known.counters));
-        entries.insert(key, Entry { group, counters: Arc::clone(&counters), flight });
-        counters
+        let new = || Entry { group: group.clone(), counters: Arc::default(), flights: Vec::new() };
+        let entry = entries.entry(key).or_insert_with(new);
+        entry.group = group;
+        entry.flights.retain(|flight| flight.strong_count() > 0);
+        entry.flights.push(flight);
+        Arc::clone(&entry.counters)
     }
 
     /// Notes that a communicator has ended, and writes the file if no other is left.
@@ -140,13 +145,13 @@ impl Output {
 
     fn snapshots(&self) -> Vec<Snapshot> {
         let Some(entries) = lock(&self.entries) else { return Vec::new() };
-        let known: Vec<_> =
-            entries.values().map(|entry| (entry.group.clone(), Arc::clone(&entry.counters), entry.flight.upgrade())).collect();
+        let living = |entry: &Entry| entry.flights.iter().filter_map(Weak::upgrade).collect();
+        let known: Vec<_> = entries.values().map(|entry| (entry.group.clone(), Arc::clone(&entry.counters), living(entry))).collect();
         drop(entries);
-        let snapshot = |(group, counters, flight): (Group, Arc<Counters>, Option<Arc<Flight>>)| {
-            let waiting = flight.as_ref().map(|flight| flight.longest_wait());
-            // It may be the last reference to an error of the program, whose drop runs the program's code.
-            event::tell("the destructor of records", move || drop(flight));
+        let snapshot = |(group, counters, flights): (Group, Arc<Counters>, Vec<Arc<Flight>>)| {
+            let waiting = flights.iter().map(|flight| flight.longest_wait()).max();
+            // These may be the last references to errors of the program, whose drop runs the program's code.
+            event::tell("the destructor of records", move || drop(flights));
             Snapshot { group, counts: counters.read(), waiting }
         };
         known.into_iter().map(snapshot).collect()
@@ -163,7 +168,7 @@ impl Output {
 
     fn write_to(&self, folder: &Path) {
         let Some(writing) = lock(&self.writing) else { return };
-        let text = to_text(&self.snapshots());
+        let text = to_text(&self.snapshots(), Format::Prometheus { pid: std::process::id() });
         let host: String = rustix::system::uname().nodename().to_string_lossy().replace('/', "_");
         let name = format!("collectives-{host}-{}.prom", std::process::id());
         let written = write_whole(folder, &name, &text, "metrics");
@@ -171,7 +176,10 @@ impl Output {
         match written {
             Ok(_) => self.has_failed.store(false, Ordering::Relaxed),
             // Once for each time that it begins to fail.
-            Err(error) if !self.has_failed.swap(true, Ordering::Relaxed) => event::warn!(%error, "metrics could not be written"),
+            Err(error) if !self.has_failed.swap(true, Ordering::Relaxed) => {
+                let line = format!("metrics could not be written: {error}");
+                event::tell_aloud(Some(line), move || event::warn!(%error, "metrics could not be written"));
+            }
             Err(_) => {}
         }
     }

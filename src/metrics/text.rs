@@ -1,4 +1,4 @@
-//! The metrics as OpenMetrics text.
+//! The metrics as text: OpenMetrics at a port, the older format of Prometheus in files, which the node exporter reads.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -26,6 +26,17 @@ pub(super) struct Snapshot {
     pub(super) waiting: Option<Duration>,
 }
 
+/// How the text is written.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Format {
+    OpenMetrics,
+    /// The older format. The node exporter refuses samples that differ in nothing but their file, so each names its
+    /// process.
+    Prometheus {
+        pid: u32,
+    },
+}
+
 /// One metric: its name, type, unit if it has one, and description.
 struct Family(&'static str, &'static str, Option<&'static str>, &'static str);
 
@@ -41,44 +52,60 @@ const COMMUNICATOR: Family = Family("collectives_communicator", "info", None, "T
 type Samples = Vec<(String, String)>;
 
 /// Returns the text.
-pub(super) fn to_text(snapshots: &[Snapshot]) -> String {
+pub(super) fn to_text(snapshots: &[Snapshot], format: Format) -> String {
     let mut text = String::new();
-    CALLS.add_to(&mut text, snapshots, calls);
-    BYTES.add_to(&mut text, snapshots, |snapshot| {
+    CALLS.add_to(&mut text, format, snapshots, calls);
+    BYTES.add_to(&mut text, format, snapshots, |snapshot| {
         snapshot.counts.iter().map(|((backend, kind), count)| (of_call(backend, kind), count.bytes.to_string())).collect()
     });
-    SECONDS.add_to(&mut text, snapshots, |snapshot| {
+    SECONDS.add_to(&mut text, format, snapshots, |snapshot| {
         let seconds = |count: &Count| Duration::from_nanos(count.nanoseconds).as_secs_f64().to_string();
         snapshot.counts.iter().map(|((backend, kind), count)| (of_call(backend, kind), seconds(count))).collect()
     });
-    WAITING.add_to(&mut text, snapshots, |snapshot| {
+    WAITING.add_to(&mut text, format, snapshots, |snapshot| {
         snapshot.waiting.iter().map(|waiting| (String::new(), waiting.as_secs_f64().to_string())).collect()
     });
-    COMMUNICATOR.add_to(&mut text, snapshots, |snapshot| {
+    COMMUNICATOR.add_to(&mut text, format, snapshots, |snapshot| {
         let Group { world_size, wiring, .. } = &snapshot.group;
         vec![(format!(",{}", labels(&[("world_size", &world_size.to_string()), ("wiring", wiring)])), "1".to_owned())]
     });
-    text + "# EOF\n"
+    match format {
+        Format::OpenMetrics => text + "# EOF\n",
+        Format::Prometheus { .. } => text,
+    }
 }
 
 impl Family {
     /// Writes the metric with the samples of all communicators.
-    fn add_to(&self, text: &mut String, snapshots: &[Snapshot], samples: impl Fn(&Snapshot) -> Samples) {
+    fn add_to(&self, text: &mut String, format: Format, snapshots: &[Snapshot], samples: impl Fn(&Snapshot) -> Samples) {
         let Self(name, kind, unit, help) = self;
-        let _ = writeln!(text, "# TYPE {name} {kind}");
-        if let Some(unit) = unit {
-            let _ = writeln!(text, "# UNIT {name} {unit}");
-        }
-        let _ = writeln!(text, "# HELP {name} {help}");
         let suffix = match *kind {
             "counter" => "_total",
             "info" => "_info",
             _ => "",
         };
+        match format {
+            Format::OpenMetrics => {
+                let _ = writeln!(text, "# TYPE {name} {kind}");
+                if let Some(unit) = unit {
+                    let _ = writeln!(text, "# UNIT {name} {unit}");
+                }
+                let _ = writeln!(text, "# HELP {name} {help}");
+            }
+            // The older format names samples, not metrics, and has no type for facts.
+            Format::Prometheus { .. } => {
+                let kind = if *kind == "info" { "gauge" } else { kind };
+                let _ = writeln!(text, "# HELP {name}{suffix} {help}\n# TYPE {name}{suffix} {kind}");
+            }
+        }
+        let process = match format {
+            Format::OpenMetrics => String::new(),
+            Format::Prometheus { pid } => format!(",pid=\"{pid}\""),
+        };
         for snapshot in snapshots {
             let own = labels(&[("communicator", &snapshot.group.communicator), ("rank", &snapshot.group.rank.to_string())]);
             for (more, value) in samples(snapshot) {
-                let _ = writeln!(text, "{name}{suffix}{{{own}{more}}} {value}");
+                let _ = writeln!(text, "{name}{suffix}{{{own}{process}{more}}} {value}");
             }
         }
     }
@@ -132,6 +159,27 @@ mod tests {
              # TYPE collectives_communicator info\n# HELP collectives_communicator The size and the links of a communicator.\n\
              collectives_communicator_info{{{own},world_size=\"4\",wiring=\"shared memory\"}} 1\n# EOF\n"
         );
-        assert_eq!(to_text(&[snapshot]), expected);
+        assert_eq!(to_text(&[snapshot], Format::OpenMetrics), expected);
+    }
+
+    #[test]
+    fn files_have_the_format_that_the_node_exporter_reads() {
+        let count = Count { calls: [3, 0, 0, 0, 0, 0, 0, 0], bytes: 96, nanoseconds: 0 };
+        let group = Group { communicator: "world".to_owned(), rank: 2, world_size: 4, wiring: "tcp".to_owned() };
+        let snapshot = Snapshot { group, counts: BTreeMap::from([(("host", "all_reduce"), count)]), waiting: None };
+        let text = to_text(&[snapshot], Format::Prometheus { pid: 17 });
+        let own = r#"communicator="world",rank="2",pid="17""#;
+        for line in [
+            "# TYPE collectives_calls_total counter".to_owned(),
+            format!("collectives_calls_total{{{own},backend=\"host\",kind=\"all_reduce\",result=\"ok\"}} 3"),
+            "# TYPE collectives_waiting_seconds gauge".to_owned(),
+            "# TYPE collectives_communicator_info gauge".to_owned(),
+            format!("collectives_communicator_info{{{own},world_size=\"4\",wiring=\"tcp\"}} 1"),
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+        }
+        let known =
+            |line: &&str| ["# HELP collectives_", "# TYPE collectives_", "collectives_"].iter().any(|begin| line.starts_with(begin));
+        assert!(text.lines().all(|line| known(&line)), "{text}");
     }
 }
