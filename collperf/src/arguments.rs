@@ -338,11 +338,14 @@ impl Links {
     }
 }
 
+/// The longest time for a cell: a day.
+const MOST_CELL: Duration = Duration::from_secs(24 * 3600);
+
 /// Reads a time in milliseconds, fractions allowed.
 fn milliseconds(text: &str) -> Result<Duration, String> {
     let milliseconds: f64 = text.parse().map_err(|_| "expected a number of milliseconds".to_owned())?;
     match Duration::try_from_secs_f64(milliseconds / 1e3) {
-        Ok(time) if !time.is_zero() => Ok(time),
-        _ => Err("expected more than 0 milliseconds".to_owned()),
+        Ok(time) if !time.is_zero() && time <= MOST_CELL => Ok(time),
+        _ => Err(format!("expected more than 0 and at most {} milliseconds", MOST_CELL.as_millis())),
     }
 }

@@ -1,9 +1,12 @@
 //! Refuses command lines whose flags contradict each other, or request something that is not supported.
 
+use std::path::PathBuf;
+
 use crate::arguments::{Arguments, Backend, RankKind};
 use crate::collective::Collective;
 use crate::environment::Environment;
 use crate::failure::Failure;
+use crate::output_file::OutputFile;
 use crate::traffic::Traffic;
 
 /// Why there are no predictions for devices.
@@ -87,10 +90,14 @@ pub(crate) fn refuse(arguments: &Arguments, environment: &Environment, asks_for_
 /// Refuses two kinds of results in one file, since only the last would remain.
 fn refuse_one_file_for_two(arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { json, csv, prometheus, html, plot, trace, .. } = arguments;
-    let files = [("-J", json), ("--csv", csv), ("--prometheus", prometheus), ("--html", html), ("--plot", plot), ("--trace", trace)];
-    let named: Vec<_> = files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_ref()?))).collect();
+    one_file_for_each(&[("-J", json), ("--csv", csv), ("--prometheus", prometheus), ("--html", html), ("--plot", plot), ("--trace", trace)])
+}
+
+/// Refuses flags that name the same file.
+pub(crate) fn one_file_for_each(files: &[(&str, &Option<PathBuf>)]) -> Result<(), Failure> {
+    let named: Vec<_> = files.iter().filter_map(|(flag, path)| Some((*flag, path.as_ref()?))).collect();
     let mut pairs = named.iter().enumerate().flat_map(|(place, one)| named[place + 1..].iter().map(move |other| (one, other)));
-    match pairs.find(|((_, one), (_, other))| one == other && !one.starts_with("/dev")) {
+    match pairs.find(|((_, one), (_, other))| OutputFile::is_same(one, other) && !one.starts_with("/dev")) {
         Some(((one, path), (other, _))) => Err(Failure::usage(format!("{one} and {other} name the same file, {}", path.display()))),
         None => Ok(()),
     }

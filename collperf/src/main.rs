@@ -86,6 +86,7 @@ fn perform<A: Parser>(words: Vec<OsString>, program: impl FnOnce(&A) -> Result<u
             return match error.print() {
                 Ok(()) if !is_usage => ExitCode::SUCCESS,
                 Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => report::end_unread(),
+                Err(_) if !is_usage => ExitCode::FAILURE,
                 _ => ExitCode::from(failure::USAGE),
             };
         }

@@ -54,6 +54,24 @@ impl OutputFile {
         Ok(file)
     }
 
+    /// Refuses a file that is also an input.
+    pub(crate) fn is_none_of<'a>(&self, inputs: impl IntoIterator<Item = &'a Path>) -> Result<(), Failure> {
+        match inputs.into_iter().find(|input| self.found == Found::Older && fs::canonicalize(input).is_ok_and(|input| input == self.target))
+        {
+            Some(input) => Err(Failure::usage(format!("{}: this file is read, so the result cannot replace it", input.display()))),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether two paths name the same file, which need not exist.
+    pub(crate) fn is_same(one: &Path, other: &Path) -> bool {
+        let resolved = |path: &Path| {
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
+            fs::canonicalize(path).or_else(|_| fs::canonicalize(folder).map(|folder| folder.join(path.file_name().unwrap_or_default())))
+        };
+        one == other || resolved(one).is_ok_and(|one| resolved(other).is_ok_and(|other| one == other))
+    }
+
     /// Returns the path of the temporary file: in the same folder, with an ending that collectors of result files
     /// ignore.
     fn beside(&self) -> io::Result<PathBuf> {
@@ -116,6 +134,19 @@ mod tests {
         let mut names: Vec<String> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         names
+    }
+
+    #[test]
+    fn files_are_the_same_however_they_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, other] = ["r.json", "s.json"].map(|name| folder.path().join(name));
+        let roundabout = folder.path().join(".").join("r.json");
+        assert!(OutputFile::is_same(&path, &roundabout) && !OutputFile::is_same(&path, &other), "neither exists");
+        fs::write(&path, "old").unwrap();
+        symlink(&path, &other).unwrap();
+        assert!(OutputFile::is_same(&path, &other));
+        let file = OutputFile::new(&other).unwrap();
+        assert!(file.is_none_of([&*roundabout]).is_err() && file.is_none_of([folder.path()]).is_ok());
     }
 
     #[test]

@@ -32,14 +32,17 @@ pub(crate) struct Arguments {
 
 /// Reads the files of a folder, and writes one trace.
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
-    let (traces, skipped) = read_all(&arguments.folder)?;
+    let output = OutputFile::new(&arguments.output)?;
+    let paths = traces_in(&arguments.folder)?;
+    output.is_none_of(paths.iter().map(|path| &**path))?;
+    let (traces, skipped) = read_all(paths);
     let skipped: String = skipped.iter().map(|(path, reason)| format!("skipped {}: {reason}\n", path.display())).collect();
     if traces.is_empty() {
         return Err(Failure::internal(format!("{skipped}{}: no traces in this folder", arguments.folder.display())));
     }
     let count = traces.len();
-    let file = write(&arguments.output, traces)?;
-    answer(&format!("{skipped}{}: {count} rank{}\n", file.told(), if count == 1 { "" } else { "s" }))?;
+    output.write(&merged(traces).to_string())?;
+    answer(&format!("{skipped}{}: {count} rank{}\n", output.told(), if count == 1 { "" } else { "s" }))?;
     Ok(0)
 }
 
@@ -64,7 +67,8 @@ pub(crate) fn collect(comm: &Communicator, path: &Path) -> Result<Option<OutputF
 /// A file that is not a trace, and why.
 type Skipped = (PathBuf, String);
 
-fn read_all(folder: &Path) -> Result<(Vec<Value>, Vec<Skipped>), Failure> {
+/// Returns the files of a folder that should be traces.
+fn traces_in(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     let failed = |error| Failure::io(format!("reading {}", folder.display()), &error);
     let mut paths = Vec::new();
     for entry in fs::read_dir(folder).map_err(failed)? {
@@ -75,6 +79,10 @@ fn read_all(folder: &Path) -> Result<(Vec<Value>, Vec<Skipped>), Failure> {
         }
     }
     paths.sort();
+    Ok(paths)
+}
+
+fn read_all(paths: Vec<PathBuf>) -> (Vec<Value>, Vec<Skipped>) {
     let (mut traces, mut skipped) = (Vec::new(), Vec::new());
     for path in paths {
         match input_file::read(&path).map_err(|error| error.to_string()).and_then(|text| parse(&text)) {
@@ -82,7 +90,7 @@ fn read_all(folder: &Path) -> Result<(Vec<Value>, Vec<Skipped>), Failure> {
             Err(reason) => skipped.push((path, reason)),
         }
     }
-    Ok((traces, skipped))
+    (traces, skipped)
 }
 
 /// Reads one rank's trace, or returns why it is not one.

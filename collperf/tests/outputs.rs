@@ -113,6 +113,7 @@ fn two_kinds_of_results_have_two_files() {
     for (flags, words) in [
         ("--html r --plot r", "--html and --plot name the same file, r"),
         ("-J r.json --trace r.json", "-J and --trace name the same file, r.json"),
+        ("-J r.json --csv ./r.json", "-J and --csv name the same file, r.json"),
         ("--trace r -N 0", "--trace -N 0"),
     ] {
         let output = collperf(&format!("all_reduce --sizes 8 {flags}"), folder.path());

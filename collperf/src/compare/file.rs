@@ -26,6 +26,9 @@ struct Document {
 struct Config {
     #[serde(default)]
     notes: Vec<String>,
+    ranks: Option<usize>,
+    backend: Option<String>,
+    transport: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -107,6 +110,8 @@ pub(super) struct Results {
     pub(super) start_time: Option<String>,
     /// The reasons why the results are less reliable: a busy machine, an early end.
     pub(super) notes: Vec<String>,
+    /// The number of ranks, the backend and the transport, if the file has them.
+    pub(super) conditions: [Option<String>; 3],
     /// In the order in which they were measured.
     pub(super) cells: Vec<(Cell, Figures)>,
 }
@@ -136,8 +141,10 @@ impl Results {
         }
         let cells = measured.into_iter().map(|(cell, all)| (cell, medians(&all))).collect();
         let early = document.errors.into_iter().map(|error| format!("the run ended early: {error}"));
-        let notes = document.config.notes.into_iter().chain(early).collect();
-        Ok(Self { name, start_time: document.start_time, notes, cells })
+        let Config { notes, ranks, backend, transport } = document.config;
+        let notes = notes.into_iter().chain(early).collect();
+        let conditions = [ranks.map(|ranks| format!("{ranks} ranks")), backend, transport];
+        Ok(Self { name, start_time: document.start_time, notes, conditions, cells })
     }
 }
 

@@ -79,7 +79,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
 
 /// Draws the series if requested.
 fn draw(arguments: &Arguments, heading: &str, below: &str, warning: &str, series: &[Series]) -> Result<(), Failure> {
-    arguments.plot.as_ref().map_or(Ok(()), |path| OutputFile::new(path)?.write(&compared(heading, below, warning, series)))
+    let Some(path) = &arguments.plot else { return Ok(()) };
+    let file = OutputFile::new(path)?;
+    file.is_none_of(std::iter::once(&*arguments.a).chain(arguments.b.as_deref()))?;
+    file.write(&compared(heading, below, warning, series))
 }
 
 #[cfg(test)]

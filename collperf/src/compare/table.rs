@@ -50,13 +50,22 @@ impl Comparison {
         [("A", &self.a), ("B", &self.b)].into_iter().flat_map(of).collect()
     }
 
+    /// Returns in what the conditions of the two files differ.
+    fn differences(&self) -> Option<String> {
+        let both = self.a.conditions.iter().zip(&self.b.conditions);
+        let differ: Vec<_> = both.filter_map(|(a, b)| a.as_ref().zip(b.as_ref())).filter(|(a, b)| a != b).collect();
+        let list = |of: &dyn Fn(&(&String, &String)) -> String| differ.iter().map(of).collect::<Vec<_>>().join(", ");
+        let differs = || format!("the conditions differ: A {}; B {}", list(&|(a, _)| (*a).clone()), list(&|(_, b)| (*b).clone()));
+        (!differ.is_empty()).then(differs)
+    }
+
     /// Returns the notes of both files, and what makes their comparison less reliable.
     fn warnings(&self) -> Vec<String> {
         let few = self.both.iter().any(|(_, a, b)| a.times.min(b.times) < ENOUGH);
         let chance = format!(
             "some cells were measured fewer than {ENOUGH} times, so a difference may be due to chance; -N 5 measures each cell five times"
         );
-        self.notes().into_iter().chain(few.then_some(chance)).collect()
+        self.differences().into_iter().chain(self.notes()).chain(few.then_some(chance)).collect()
     }
 
     /// Returns everything as text.

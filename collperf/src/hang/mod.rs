@@ -32,7 +32,8 @@ pub(crate) struct Arguments {
 impl Arguments {
     /// Whether the command line asks for this task.
     pub(crate) fn are_meant() -> bool {
-        std::env::args().any(|argument| argument == "--explain-hang" || argument.starts_with("--explain-hang="))
+        let is_flag = |word: &[u8]| word == b"--explain-hang" || word.starts_with(b"--explain-hang=");
+        std::env::args_os().any(|word| is_flag(word.as_encoded_bytes()))
     }
 }
 

@@ -66,13 +66,20 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
         let columns = Columns::new(names).with(&common.percentiles, "Lat(us)", common.is_checked);
         session.header("f32", &columns)?;
         let mut overlap = Overlap { comm, arguments, computation: Computation::new(), buffers: None, wrong: 0 };
-        for bytes in session.sizes(SIZES.0, SIZES.1)? {
+        let mut sizes: Vec<usize> = session.sizes(SIZES.0, SIZES.1)?.into_iter().map(whole).collect();
+        sizes.dedup();
+        for bytes in sizes {
             if let Some(code) = overlap.size(&session, &columns, bytes)? {
                 return Ok(code);
             }
         }
         Ok(0)
     })
+}
+
+/// Returns the size of a whole number of elements: 0, or at least one.
+fn whole(bytes: usize) -> usize {
+    if bytes == 0 { 0 } else { (bytes / ELEMENT).max(1) * ELEMENT }
 }
 
 fn check_ranks(ranks: usize) -> Result<(), Failure> {
@@ -123,7 +130,7 @@ struct Overlap<'a> {
 impl Overlap<'_> {
     /// Measures a size and prints its line; returns an exit code if data was wrong.
     fn size(&mut self, session: &Session<'_>, columns: &Columns, bytes: usize) -> Result<Option<u8>, Failure> {
-        let count = if bytes == 0 { 0 } else { (bytes / ELEMENT).max(1) };
+        let count = bytes / ELEMENT;
         self.buffers = Some((buffer(count)?, buffer(count)?));
         let amount = session.amount(bytes);
         let is_checked = session.common.is_checked;
@@ -135,7 +142,7 @@ impl Overlap<'_> {
         let (wrong, code) = session.wrong(count * ELEMENT, self.wrong)?;
         let cells = cells(&all, self.arguments.full);
         let tail = |percent: f64| times.percentile_us(percent);
-        session.line(columns, Figures { bytes: count * ELEMENT, cells, times: &times, parts: 1.0, tail: &tail, wrong })?;
+        session.line(columns, Figures { bytes, cells, times: &times, parts: 1.0, tail: &tail, wrong })?;
         Ok(code)
     }
 

@@ -1,6 +1,6 @@
 //! Asks other hosts: runs `collperf ps --json` there.
 
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -14,11 +14,19 @@ const CONNECTING: Duration = Duration::from_secs(10);
 /// The most bytes of an answer, and of a message.
 const MOST: u64 = 256 << 20;
 
+/// How often a command that has closed its output is asked whether it has ended.
+const ENDED_EVERY: Duration = Duration::from_millis(5);
+/// How long the messages of a command that has ended are waited for. Another process may hold their pipe.
+const MESSAGES: Duration = Duration::from_millis(200);
+
 /// A host that was asked.
 struct Asked<'a> {
     host: &'a str,
     child: Child,
-    output: Receiver<(Vec<u8>, String)>,
+    text: Receiver<Vec<u8>>,
+    messages: Receiver<Vec<u8>>,
+    /// How long all may take.
+    limit: Duration,
 }
 
 /// The way in which other hosts are asked.
@@ -52,31 +60,46 @@ impl Way<'_> {
         command.args(words).arg(host).arg(format!("{collperf} ps --json --timeout {}", self.limit.as_secs_f64()));
         let failed = |error| format!("{host}: starting {:?}: {error}", self.ssh);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(failed)?;
-        let (sender, output) = channel();
-        if let (Some(text), Some(messages)) = (child.stdout.take(), child.stderr.take()) {
-            let read = move || {
-                let (mut bytes, mut said) = (Vec::new(), Vec::new());
-                // Messages are short, and fit into the pipe while the answer is read.
-                let _ = text.take(MOST).read_to_end(&mut bytes);
-                let _ = messages.take(MOST).read_to_end(&mut said);
-                let _ = sender.send((bytes, String::from_utf8_lossy(&said).trim().to_owned()));
-            };
-            thread::Builder::new().name("host".to_owned()).spawn(read).map_err(failed)?;
-        }
-        Ok(Asked { host, child, output })
+        let (text, messages) = (child.stdout.take(), child.stderr.take());
+        let mut asked = Asked { host, child, text: channel().1, messages: channel().1, limit: self.limit + CONNECTING };
+        asked.text = all_of(text).map_err(failed)?;
+        asked.messages = all_of(messages).map_err(failed)?;
+        Ok(asked)
     }
+}
+
+/// Reads a stream to its end in a thread of its own.
+fn all_of(stream: Option<impl Read + Send + 'static>) -> io::Result<Receiver<Vec<u8>>> {
+    let (sender, bytes) = channel();
+    let read = move || {
+        let mut all = Vec::new();
+        let _ = stream.map(|stream| stream.take(MOST).read_to_end(&mut all));
+        let _ = sender.send(all);
+    };
+    thread::Builder::new().name("host".to_owned()).spawn(read)?;
+    Ok(bytes)
 }
 
 impl Asked<'_> {
     fn answer(mut self, until: Instant) -> Result<Vec<Document>, String> {
-        let Ok((text, messages)) = self.output.recv_timeout(until.saturating_duration_since(Instant::now())) else {
-            return Err(format!("{}: no answer within {:.0} s", self.host, CONNECTING.as_secs_f64()));
+        let left = || until.saturating_duration_since(Instant::now());
+        let late = || format!("{}: no answer within {:.0} s", self.host, self.limit.as_secs_f64());
+        let text = self.text.recv_timeout(left()).map_err(|_| late())?;
+        let ended = loop {
+            match self.child.try_wait() {
+                Ok(None) if left().is_zero() => return Err(late()),
+                Ok(None) => thread::sleep(ENDED_EVERY),
+                Ok(Some(status)) => break status,
+                Err(error) => return Err(format!("{}: {error}", self.host)),
+            }
         };
-        let said = if messages.is_empty() { String::new() } else { format!(": {messages}") };
-        match self.child.wait() {
-            Ok(status) if status.success() => Document::read_all(&text).map_err(|error| format!("{}: {error}{said}", self.host)),
-            Ok(status) => Err(format!("{}: collperf ended there with {status}{said}", self.host)),
-            Err(error) => Err(format!("{}: {error}", self.host)),
+        let messages = self.messages.recv_timeout(left().min(MESSAGES)).unwrap_or_default();
+        let messages = String::from_utf8_lossy(&messages);
+        let said = if messages.trim().is_empty() { String::new() } else { format!(": {}", messages.trim()) };
+        if ended.success() {
+            Document::read_all(&text).map_err(|error| format!("{}: {error}{said}", self.host))
+        } else {
+            Err(format!("{}: collperf ended there with {ended}{said}", self.host))
         }
     }
 }

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
@@ -19,8 +19,8 @@ const ADDRESS: &str = "localhost:28028";
 /// The time that an answer may take in addition to the time that NCCL gives to its ranks.
 const BEYOND: Duration = Duration::from_millis(500);
 /// The most bytes of an answer, and of a line before it.
-const MOST: u64 = 1 << 20;
-const LONGEST: u64 = 1024;
+const MOST: usize = 1 << 20;
+const LONGEST: usize = 1024;
 /// The most services that are asked.
 const SERVICES: usize = 4;
 
@@ -63,15 +63,20 @@ fn ask(address: &str, limit: Duration) -> io::Result<String> {
         return Err(io::Error::other(format!("it refused a timeout: it said {agreed:?}")));
     }
     answers.get_mut().write_all(b"STATUS\n")?;
+    read(&mut answers, MOST, None, until)
+}
+
+/// Reads until `end` has come, the service has closed the connection, or there are `most` bytes.
+fn read(answers: &mut BufReader<TcpStream>, most: usize, end: Option<u8>, until: Instant) -> io::Result<String> {
     let mut text = Vec::new();
-    while (text.len() as u64) < MOST {
-        expect_by(&answers, until)?;
+    while text.len() < most && (end.is_none() || text.last() != end.as_ref()) {
+        expect_by(answers, until)?;
         let part = answers.fill_buf().map_err(late)?;
         if part.is_empty() {
             break;
         }
-        let count = part.len();
-        text.extend_from_slice(part);
+        let count = part.iter().position(|byte| Some(*byte) == end).map_or(part.len(), |at| at + 1).min(most - text.len());
+        text.extend_from_slice(&part[..count]);
         answers.consume(count);
     }
     Ok(String::from_utf8_lossy(&text).into_owned())
@@ -94,10 +99,7 @@ fn connect(address: &str, limit: Duration) -> io::Result<TcpStream> {
 /// Sends a line, and returns the line that comes back.
 fn exchange(answers: &mut BufReader<TcpStream>, line: &str, until: Instant) -> io::Result<String> {
     answers.get_mut().write_all(format!("{line}\n").as_bytes())?;
-    expect_by(answers, until)?;
-    let mut answer = String::new();
-    answers.by_ref().take(LONGEST).read_line(&mut answer).map_err(late)?;
-    Ok(answer.trim_end().to_owned())
+    Ok(read(answers, LONGEST, Some(b'\n'), until)?.trim_end().to_owned())
 }
 
 /// Makes the next read end by this time.
@@ -162,6 +164,16 @@ mod tests {
         for address in silent {
             assert_eq!(ask(&address, SHORT).unwrap_err().kind(), io::ErrorKind::TimedOut, "{address}");
         }
+        let dripping = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = dripping.local_addr().unwrap().to_string();
+        let drip = thread::spawn(move || {
+            let mut client = dripping.accept().unwrap().0;
+            while client.write_all(b"S").is_ok() {
+                thread::sleep(SHORT / 4);
+            }
+        });
+        assert_eq!(ask(&address, SHORT).unwrap_err().kind(), io::ErrorKind::TimedOut, "each byte comes in time");
+        drip.join().unwrap();
         let said = ask(&service(&[("CLIENT PROTOCOL 2", "HTTP/1.1 400 Bad Request\n")], false), SHORT).unwrap_err().to_string();
         assert!(said.contains("it is not NCCL") && said.contains("400"), "{said}");
         let refused = &[("CLIENT PROTOCOL 2", "SERVER PROTOCOL 2\n"), ("TIMEOUT 1", "ERROR\n")];

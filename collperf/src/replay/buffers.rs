@@ -107,7 +107,7 @@ mod tests {
             let call = Call { count: *count, op: Some("sum".to_owned()), ..Call::new(0, Kind::named("all_reduce").unwrap()) };
             Shape::of_collective(&[&call]).unwrap().remove(0).0
         };
-        Script { groups: vec![vec![0]], shapes: counts.iter().map(shape).collect(), steps }
+        Script { groups: vec![vec![0]].into(), shapes: counts.iter().map(shape).collect(), steps }
     }
 
     fn background(shape: usize, after: &[usize]) -> Step {

@@ -23,6 +23,7 @@ use clap::Parser;
 use collectives::observe::CallReport;
 use collectives::{Builder, Communicator, ReduceOp};
 
+use crate::contradictions::one_file_for_each;
 use crate::failure::Failure;
 use crate::job;
 use crate::machine::now;
@@ -92,7 +93,7 @@ impl Arguments {
         for (rank, script) in scripts.iter().enumerate() {
             script.shapes.iter().try_for_each(|shape| buffers::bytes(script, shape, rank).map(drop))?;
         }
-        order::check(&recording, &scripts).map_err(Failure::internal)?;
+        recording.notes.extend(order::arrange(&recording, &mut scripts).map_err(Failure::internal)?);
         Ok(Prepared { recording, scripts, changes })
     }
 
@@ -103,6 +104,10 @@ impl Arguments {
 
 /// Replays a record; rank 0 prints the outcome.
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
+    one_file_for_each(&[("-J", &arguments.json), ("--csv", &arguments.csv)])?;
+    for path in arguments.json.iter().chain(&arguments.csv) {
+        OutputFile::new(path)?.is_none_of(arguments.record.iter().map(|path| &**path))?;
+    }
     // Checked once, before there are ranks.
     let ranks = || arguments.prepare().map(|prepared| prepared.scripts.len());
     job::run_recorded(&arguments.job, ranks, |builder| one_rank(arguments, builder))
@@ -144,11 +149,15 @@ impl Prepared {
     }
 }
 
-/// Sends each rank its script; returns this rank's, or `None` if rank 0 has none.
+/// Sends each rank its script, and all of them the communicators. Returns this rank's script, or `None` if rank 0 has
+/// none.
 fn deal(comm: &Communicator, prepared: Option<&Result<Prepared, Failure>>) -> Result<Option<Script>, Failure> {
-    let mut lengths = vec![0_u64; comm.world_size()];
-    let mut texts = Vec::new();
+    // The last length is that of the communicators.
+    let mut lengths = vec![0_u64; comm.world_size() + 1];
+    let (mut texts, mut groups) = (Vec::new(), Vec::new());
     if let Some(Ok(prepared)) = prepared {
+        groups = serde_json::to_vec(&*prepared.scripts[0].groups).map_err(Failure::internal)?;
+        lengths[comm.world_size()] = groups.len() as u64;
         for (length, script) in lengths.iter_mut().zip(&prepared.scripts) {
             let text = serde_json::to_vec(script).map_err(Failure::internal)?;
             *length = text.len() as u64;
@@ -160,6 +169,9 @@ fn deal(comm: &Communicator, prepared: Option<&Result<Prepared, Failure>>) -> Re
     if mine == 0 {
         return Ok(None);
     }
+    groups.resize(usize::try_from(lengths[comm.world_size()]).map_err(Failure::internal)?, 0);
+    comm.broadcast(&mut groups[..], 0)?;
+    let groups = serde_json::from_slice(&groups).map_err(Failure::internal)?;
     if comm.rank() == 0 {
         texts.iter().enumerate().skip(1).try_for_each(|(rank, text)| comm.send(&text[..], rank))?;
     } else {
@@ -167,7 +179,8 @@ fn deal(comm: &Communicator, prepared: Option<&Result<Prepared, Failure>>) -> Re
         comm.recv(&mut text[..], 0)?;
         texts = vec![text];
     }
-    serde_json::from_slice(&texts[0]).map(Some).map_err(Failure::internal)
+    let script: Script = serde_json::from_slice(&texts[0]).map_err(Failure::internal)?;
+    Ok(Some(Script { groups: Arc::new(groups), ..script }))
 }
 
 impl Arguments {

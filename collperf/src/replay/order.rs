@@ -1,4 +1,5 @@
 //! Goes through the scripts of all ranks without making a call, to find those that would wait for each other forever.
+//! Sends that wait only because their program's library kept the data elsewhere are made in the background.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -11,6 +12,10 @@ use super::shape::Shape;
 /// The end of a message that a rank has begun, in place of its rank: a rank may send to itself.
 const SENT: usize = 0;
 const RECEIVED: usize = 1;
+
+/// The smallest message whose blocking send may wait for its receive. The library keeps smaller ones, and up to four
+/// times as much.
+const MAY_WAIT: usize = 64 << 10;
 
 /// A call that ranks meet in: a collective by its communicator and number, or a message by its ends, tag and number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -32,7 +37,7 @@ struct Progress {
 /// All ranks of a record.
 struct Walk<'a> {
     recording: &'a Recording,
-    scripts: &'a [Script],
+    scripts: &'a mut [Script],
     /// The rank of each rank of the job in each of its communicators.
     memberships: Vec<HashMap<usize, usize>>,
     /// The ranks that have begun their part of a collective, by their ranks in the communicator, and the ends of a message
@@ -41,26 +46,38 @@ struct Walk<'a> {
     ranks: Vec<Progress>,
 }
 
-/// Fails if calls wait for each other, and names them.
-pub(super) fn check(recording: &Recording, scripts: &[Script]) -> Result<(), String> {
+/// Fails if calls wait for each other, and names them. Returns a note if sends were moved into the background.
+pub(super) fn arrange(recording: &Recording, scripts: &mut [Script]) -> Result<Option<String>, String> {
+    let mut moved = 0;
+    let count = scripts.len();
     let progress = || Progress { step: 0, meetings: Vec::new(), numbers: HashMap::new(), has_begun: false };
     let ranks = scripts.iter().map(|_| progress()).collect();
     let mut walk = Walk { recording, scripts, memberships: recording.memberships(), begun: HashMap::new(), ranks };
     loop {
         let mut has_moved = false;
-        for rank in 0..scripts.len() {
+        for rank in 0..count {
             while walk.advance(rank) {
                 has_moved = true;
             }
         }
-        let waiting: Vec<usize> = (0..scripts.len()).filter(|rank| walk.ranks[*rank].step < scripts[*rank].steps.len()).collect();
+        let waiting: Vec<usize> = (0..count).filter(|rank| walk.ranks[*rank].step < walk.scripts[*rank].steps.len()).collect();
         if waiting.is_empty() {
-            return Ok(());
+            return Ok(note(moved));
         }
-        if !has_moved {
-            return Err(walk.stuck(&waiting));
+        if has_moved {
+            continue;
+        }
+        match waiting.iter().filter(|rank| walk.frees(**rank)).count() {
+            0 => return Err(walk.stuck(&waiting)),
+            freed => moved += freed,
         }
     }
+}
+
+fn note(moved: usize) -> Option<String> {
+    (moved > 0).then(|| {
+        format!("{moved} blocking sends run in the background, because their ranks would wait for each other: the recorded library kept the data")
+    })
 }
 
 impl Walk<'_> {
@@ -92,19 +109,31 @@ impl Walk<'_> {
         moved
     }
 
+    /// Moves the call of a rank into the background if it is a send; returns whether it is.
+    fn frees(&mut self, rank: usize) -> bool {
+        let Progress { step, has_begun, .. } = self.ranks[rank];
+        let Script { shapes, steps, .. } = &mut self.scripts[rank];
+        let is_send = has_begun && shapes[steps[step].shape].kind == Kind::SEND;
+        steps[step].is_background |= is_send;
+        is_send
+    }
+
     fn me(&self, rank: usize, shape: &Shape) -> usize {
         self.memberships[rank].get(&shape.group).copied().unwrap_or_default()
     }
 
-    /// Whether the other ranks have come so far that a rank's call ends. A send, and a root that only sends, may end
-    /// earlier than the others begin.
+    /// Whether the other ranks have come so far that a rank's call ends. A small send, and a root that only sends, may
+    /// end earlier than the others begin.
     fn is_over(&self, rank: usize, step: usize) -> bool {
         let shape = &self.scripts[rank].shapes[self.scripts[rank].steps[step].shape];
         let (me, size) = (self.me(rank, shape), self.recording.groups[shape.group].members.len());
         let Some(begun) = self.ranks[rank].meetings.get(step).and_then(|meeting| self.begun.get(meeting)) else { return false };
         use Collective::{Broadcast, Gather, GatherV, Reduce, Scatter, ScatterV};
         match shape.kind.data() {
-            None => shape.kind == Kind::SEND || begun.contains(&SENT),
+            None if shape.kind == Kind::SEND => {
+                shape.bytes(me, size).is_none_or(|(bytes, _)| bytes < MAY_WAIT) || begun.contains(&RECEIVED)
+            }
+            None => begun.contains(&SENT),
             Some(Broadcast | Scatter | ScatterV) => me == shape.root || begun.contains(&shape.root),
             Some(Reduce | Gather | GatherV) => me != shape.root || begun.len() == size,
             Some(_) => begun.len() == size,
@@ -156,7 +185,21 @@ mod tests {
     fn checked(calls: Vec<Call>) -> Result<(), String> {
         let groups = vec![Group { name: "world".to_owned(), members: vec![0] }];
         let recording = Recording { origin: Origin::Trace, groups, ranks: vec![calls], is_cut: false, notes: Vec::new() };
-        check(&recording, &script::write(&recording).unwrap().0)
+        arrange(&recording, &mut script::write(&recording).unwrap().0).map(drop)
+    }
+
+    #[test]
+    fn large_sends_that_wait_for_each_other_are_made_in_the_background() {
+        for (count, moved) in [(MAY_WAIT as u64 - 1, 0), (MAY_WAIT as u64, 2)] {
+            let message = |kind: Kind, peer: usize| Call { peer: Some(peer), count, ..Call::new(0, kind) };
+            let ranks = [1, 0].map(|peer| vec![message(Kind::SEND, peer), message(Kind::RECV, peer)]);
+            let groups = vec![Group { name: "world".to_owned(), members: vec![0, 1] }];
+            let recording = Recording { origin: Origin::Trace, groups, ranks: ranks.into(), is_cut: false, notes: Vec::new() };
+            let mut scripts = script::write(&recording).unwrap().0;
+            let note = arrange(&recording, &mut scripts).unwrap();
+            assert_eq!(note.map(|note| note.split(' ').next().unwrap().parse()), (moved > 0).then_some(Ok(moved)), "{count}");
+            assert!(scripts.iter().all(|script| script.steps[0].is_background == (moved > 0) && !script.steps[1].is_background));
+        }
     }
 
     #[test]

@@ -223,7 +223,7 @@ mod tests {
         };
         let (shape, _) = Shape::of_collective(&[&call]).unwrap().remove(0);
         let step = super::super::script::Step::default();
-        let script = Script { groups: vec![vec![0]], shapes: vec![shape], steps: vec![step.clone(), step] };
+        let script = Script { groups: vec![vec![0]].into(), shapes: vec![shape], steps: vec![step.clone(), step] };
         let calls = timed(0, &[call.clone(), call], &script, &[1000, 2000, 3000, 6000, 8000, 4000], 3).unwrap();
         Outcome {
             format: FORMAT.to_owned(),

@@ -1,6 +1,7 @@
 //! The steps of each rank in a replay.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -10,8 +11,9 @@ use super::shape::{Changes, Shape};
 /// The steps of one rank, which rank 0 sends to it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Script {
-    /// The ranks of each communicator.
-    pub(super) groups: Vec<Vec<usize>>,
+    /// The ranks of each communicator. All ranks have the same list, which is sent once.
+    #[serde(skip)]
+    pub(super) groups: Arc<Vec<Vec<usize>>>,
     pub(super) shapes: Vec<Shape>,
     pub(super) steps: Vec<Step>,
 }
@@ -48,11 +50,11 @@ fn is_false(is: &bool) -> bool {
 
 /// Returns the script of each rank, and the changes that the scripts make to the calls.
 pub(super) fn write(recording: &Recording) -> Result<(Vec<Script>, Changes), String> {
-    let groups: Vec<Vec<usize>> = recording.groups.iter().map(|group| group.members.clone()).collect();
+    let groups: Arc<Vec<Vec<usize>>> = Arc::new(recording.groups.iter().map(|group| group.members.clone()).collect());
     let mut changes = Changes::default();
     let shapes = shapes(recording, &mut changes)?;
     let scripts = recording.ranks.iter().zip(shapes).map(|(calls, Shapes { list, of_calls, .. })| {
-        let mut script = Script { groups: groups.clone(), shapes: list, steps: steps(calls) };
+        let mut script = Script { groups: Arc::clone(&groups), shapes: list, steps: steps(calls) };
         script.steps.iter_mut().zip(of_calls).for_each(|(step, shape)| step.shape = shape);
         script
     });

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::arguments::IS_ONE_RANK;
 use crate::facts::RunFacts;
 use crate::row::{Half, Row};
 use crate::settings::{Blocking, Settings};
@@ -159,7 +160,7 @@ impl<'a> Document<'a> {
         Self {
             version: 3,
             start_time,
-            args: std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect(),
+            args: std::env::args_os().filter(|word| word != IS_ONE_RANK).map(|word| word.to_string_lossy().into_owned()).collect(),
             nccl_version: facts.on.library(),
             library: concat!("collectives ", env!("CARGO_PKG_VERSION")),
             config: Config::new(settings, facts),

@@ -1,6 +1,8 @@
 //! The results of a run so far, and the files that are written as a whole: at the end, or when the run ends early.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -118,8 +120,9 @@ impl Results {
     /// Writes all files; returns a description of each.
     pub(super) fn write(&mut self) -> Result<Vec<String>, Failure> {
         self.is_written = true;
-        let written = self.files.iter().map(|(form, file)| file.write(&self.text(*form)?).map(|()| file.told()));
-        written.collect()
+        // One file that cannot be written does not keep the others from being written.
+        let written: Vec<_> = self.files.iter().map(|(form, file)| file.write(&self.text(*form)?).map(|()| file.told())).collect();
+        written.into_iter().collect()
     }
 
     /// Writes the results so far after a call has failed.
@@ -174,6 +177,9 @@ impl Results {
     }
 }
 
+/// How long it may take to print that results were written, after a signal.
+const TELLS_WITHIN: Duration = Duration::from_secs(1);
+
 /// Makes a signal that ends this process write the results so far first.
 pub(super) fn write_when_interrupted(results: &Shared, bar: &ProgressBar) {
     if locked(results).files.is_empty() {
@@ -184,10 +190,19 @@ pub(super) fn write_when_interrupted(results: &Shared, bar: &ProgressBar) {
         let name = signal_name(signal).unwrap_or("a signal");
         // Locked until the process ends: the run adds nothing more.
         let mut results = locked(&results);
-        bar.abandon();
-        match results.interrupt(&format!("ended by {name}")) {
-            Ok(written) => written.iter().for_each(|file| say(&format!("{name}: wrote the results so far to {file}"))),
-            Err(failure) => say(&failure.message),
+        let outcome = results.interrupt(&format!("ended by {name}"));
+        let bar = bar.clone();
+        let tells = thread::spawn(move || {
+            bar.abandon();
+            match outcome {
+                Ok(written) => written.iter().for_each(|file| say(&format!("{name}: wrote the results so far to {file}"))),
+                Err(failure) => say(&failure.message),
+            }
+        });
+        // The output may have no reader that reads.
+        let until = Instant::now() + TELLS_WITHIN;
+        while !tells.is_finished() && Instant::now() < until {
+            thread::sleep(TELLS_WITHIN / 100);
         }
         let _ = emulate_default_handler(signal);
         true

@@ -172,3 +172,14 @@ fn their_divisions_are_what_they_say() {
         }
     }
 }
+
+#[test]
+fn words_that_are_not_utf8_are_paths_or_errors() {
+    use std::os::unix::ffi::OsStrExt;
+    let word = std::ffi::OsStr::from_bytes(b"/absent/\xff");
+    for before in [&[][..], &["all_reduce", "-J"], &["replay"], &["ps", "--merge"], &["report"]] {
+        let output = Command::new(COLLPERF).args(before).arg(word).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(matches!(output.status.code(), Some(1 | 6)) && !said.contains("panicked"), "{before:?}: {output:?}");
+    }
+}

@@ -16,7 +16,7 @@ const TRIES: usize = 1000;
 fn is_replayable(folder: &Path) -> bool {
     let Ok(mut recording) = read(&[PathBuf::from(folder)]) else { return false };
     agreement::check(&mut recording).is_ok()
-        && script::write(&recording).is_ok_and(|(scripts, _)| order::check(&recording, &scripts).is_ok())
+        && script::write(&recording).is_ok_and(|(mut scripts, _)| order::arrange(&recording, &mut scripts).is_ok())
 }
 
 /// Changes bytes: digits to digits, so that JSON stays JSON; a number to a huge one; or any bytes to any.

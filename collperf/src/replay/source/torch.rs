@@ -25,6 +25,11 @@ struct Dump {
     entries: Vec<Entry>,
 }
 
+/// The states of entries, and the entry that follows calls which NCCL makes together. Only that entry is timed.
+const SCHEDULED: &str = "scheduled";
+const COMPLETED: &str = "completed";
+const COALESCED: &str = "coalesced";
+
 #[derive(Debug, Deserialize)]
 struct GroupConfig {
     name: String,
@@ -125,13 +130,20 @@ impl Dump {
     fn calls(mut self, rank: usize, groups: &mut Groups, left_out: &mut BTreeMap<String, u64>) -> Result<Vec<Call>, String> {
         self.entries.sort_by_key(|entry| entry.record_id);
         let (known, mut found) = (Known::new(self.pg_config.values())?, HashMap::new());
-        let mut calls = Vec::new();
+        let mut calls: Vec<Call> = Vec::new();
+        // The calls of each group since its last `coalesced` entry that PyTorch gave no state of their own.
+        let mut coalesced: HashMap<&(String, String), Vec<usize>> = HashMap::new();
         for entry in &self.entries {
             let role: &mut Role = match found.entry(&entry.process_group) {
                 MapEntry::Occupied(role) => role.into_mut(),
                 MapEntry::Vacant(new) => new.insert(known.role(&entry.process_group, rank)?),
             };
             let words = entry.profiling_name.split_once(':').map_or(&*entry.profiling_name, |(_, words)| words);
+            if words == COALESCED {
+                let parts = coalesced.remove(&entry.process_group).unwrap_or_default();
+                parts.into_iter().for_each(|part| entry.ends(&mut calls[part]));
+                continue;
+            }
             let Some(call) = entry.call(words, role.me, role.members.len())? else {
                 *left_out.entry(words.chars().take(40).collect()).or_default() += 1;
                 continue;
@@ -141,6 +153,9 @@ impl Dump {
                 Some(group) => group,
                 None => *role.group.insert(role.number(&entry.process_group, groups)?),
             };
+            if entry.state == SCHEDULED {
+                coalesced.entry(&entry.process_group).or_default().push(calls.len());
+            }
             calls.push(Call { group, ..call });
         }
         Ok(calls)
@@ -225,6 +240,15 @@ impl Tensors {
 }
 
 impl Entry {
+    /// Ends a part of the coalesced calls that this entry stands for: they all run until its end.
+    fn ends(&self, call: &mut Call) {
+        let (start_ns, duration_ns) = self.times();
+        call.is_complete = self.state == COMPLETED;
+        call.is_background = true;
+        let end_ns = start_ns.zip(duration_ns).map(|(start, duration)| start.saturating_add(duration));
+        call.duration_ns = end_ns.zip(call.start_ns).map(|(end, start)| end.saturating_sub(start)).or(duration_ns);
+    }
+
     /// Returns the call of an entry of rank `me` in a group of `size` ranks; `None` if the entry stands for no call.
     fn call(&self, words: &str, me: usize, size: usize) -> Result<Option<Call>, String> {
         let (name, ends) = words.split_once(' ').unwrap_or((words, ""));
@@ -236,7 +260,7 @@ impl Entry {
             element,
             start_ns,
             duration_ns,
-            is_complete: self.state == "completed",
+            is_complete: self.state == COMPLETED,
             ..Call::new(0, Kind::SEND)
         };
         if let "send" | "recv" = name {
