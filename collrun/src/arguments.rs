@@ -231,7 +231,10 @@ impl Arguments {
     /// command line is wrong, prints the error and exits with code 2. If a variable is wrong, returns the error.
     pub(crate) fn read() -> Result<Self, String> {
         let words: Vec<OsString> = std::env::args_os().collect();
-        Self::of(&words, |name| std::env::var_os(name)).unwrap_or_else(|error| error.exit())
+        Self::of(&words, |name| std::env::var_os(name)).unwrap_or_else(|error| match error.print() {
+            Err(failed) if failed.kind() != std::io::ErrorKind::BrokenPipe => std::process::exit(1),
+            _ => std::process::exit(error.exit_code()),
+        })
     }
 
     /// Reads a command line, and variables for flags that it does not have.

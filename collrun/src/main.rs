@@ -20,7 +20,9 @@ use std::process::ExitCode;
 
 use arguments::Arguments;
 use collectives::Secret;
-use collectives_launch::{Asked, Binding, Elastic, Failure, Job, Logs, Output, Refused, Store, Stream, Width, Writer, hint, say};
+use collectives_launch::{
+    Asked, Binding, Elastic, Failure, Job, Logs, Output, Refused, Store, Stream, Width, Writer, hint, say, temporary_folder,
+};
 use failures::{tell_user, usage};
 use place::Place;
 
@@ -36,6 +38,9 @@ fn main() -> ExitCode {
         }
     };
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
+    if arguments.controlled.is_some() {
+        report(carrier::STARTED);
+    }
     let ended = match arguments.read_order {
         true => Err(order::follow()),
         false => remote::run(&arguments, &words).and_then(|code| code.map_or_else(|| run(&arguments), Ok)),
@@ -83,7 +88,7 @@ fn run(arguments: &Arguments) -> Result<u8, Refused> {
         say(&name(arguments), &format!("bound to{ranks}: {}", binding.told(first)));
     }
     let elastic = is_elastic.then(|| elastic(arguments, node == 0));
-    let job = Job { binding, elastic, ..job(arguments, local_world_size, node) };
+    let job = Job { binding, elastic, ..job(arguments, local_world_size, node)? };
     let given = Secret::from_env().map_err(|error| usage(error.to_string()))?;
     let end = collectives_launch::run(&name(arguments), &job, &store, given.as_ref())?;
     if let Some(failure) = &end.failure {
@@ -98,7 +103,12 @@ fn tell(arguments: &Arguments, failure: &Failure) {
     if arguments.controlled.is_none() {
         return tell_user(failure);
     }
-    let line = [&[carrier::FAILURE], &*failure.to_json(), b"\n"].concat();
+    report(&failure.to_json());
+}
+
+/// Reports something to the launcher that started this one.
+fn report(what: &[u8]) {
+    let line = [&[carrier::REPORT], what, b"\n"].concat();
     // An error means that the launcher is gone.
     let _ = Writer::new(Stream::Error, "", "").write(&line);
 }
@@ -124,14 +134,16 @@ fn can_be_reached(arguments: &Arguments, place: &Place) -> Result<(), Refused> {
 }
 
 /// Returns the job to start here.
-fn job(arguments: &Arguments, local_world_size: usize, node: usize) -> Job {
+fn job(arguments: &Arguments, local_world_size: usize, node: usize) -> Result<Job, Refused> {
     let (program, words) = arguments.program();
     let usual = Job::new(program, words, local_world_size);
     let has_files = !(arguments.redirects.is_empty() && arguments.tee.is_empty());
-    let listen = arguments.local_addr.iter().map(|address| ("COLLECTIVES_LISTEN_ADDRESS".into(), address.into()));
-    Job {
+    // The launcher that started this one has passed the variables on.
+    let mut variables = if arguments.controlled.is_some() { Vec::new() } else { order::asked(&arguments.env).map_err(usage)? };
+    variables.extend(arguments.local_addr.iter().map(|address| ("COLLECTIVES_LISTEN_ADDRESS".into(), address.into())));
+    Ok(Job {
         folder: arguments.wdir.clone(),
-        variables: listen.collect(),
+        variables,
         nodes: usize::from(arguments.nodes()),
         node,
         run_id: arguments.rdzv_id.clone().filter(|_| !arguments.standalone),
@@ -139,7 +151,7 @@ fn job(arguments: &Arguments, local_world_size: usize, node: usize) -> Job {
         virtual_local_rank: arguments.virtual_local_rank,
         output: if arguments.no_prefix { Output::Inherited } else { Output::Prefixed },
         logs: Logs { redirects: arguments.redirects.clone(), tee: arguments.tee.clone(), shown: arguments.local_ranks_filter.clone() },
-        log_folder: arguments.log_dir.clone().or_else(|| has_files.then(|| std::env::temp_dir().join("collrun"))),
+        log_folder: arguments.log_dir.clone().or_else(|| has_files.then(|| temporary_folder())),
         prefix: arguments.prefix(),
         signals: arguments.signals_to_handle.clone(),
         patience: arguments.conf().join,
@@ -150,7 +162,7 @@ fn job(arguments: &Arguments, local_world_size: usize, node: usize) -> Job {
         keep_going: arguments.keep_going || arguments.replace,
         replacements: if arguments.replace { arguments.max_restarts } else { 0 },
         ..usual
-    }
+    })
 }
 
 /// Returns the rules of an elastic job.

@@ -123,7 +123,14 @@ pub(crate) fn variables(asked: &[String]) -> Result<Vec<(OsString, OsString)>, S
         (starts && !OF_A_HOST.contains(&&*name)) || ["RUST_LOG", "RUST_BACKTRACE"].contains(&&*name)
     };
     let mut variables: Vec<_> = std::env::vars_os().filter(|(name, _)| is_ours(name)).collect();
-    for word in asked {
+    variables.extend(self::asked(asked)?);
+    Ok(variables)
+}
+
+/// Returns the variables that `--env` names.
+pub(crate) fn asked(words: &[String]) -> Result<Vec<(OsString, OsString)>, String> {
+    let mut variables = Vec::new();
+    for word in words {
         match word.split_once('=') {
             Some(("", _)) => return Err(format!("--env {word}: the name of the variable is missing")),
             Some((name, value)) => variables.push((name.into(), value.into())),

@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGKILL, SIGTERM};
 
 use crate::arguments::{Arguments, PORT};
-use crate::carrier::Carrier;
+use crate::carrier::{Carrier, Report};
 use crate::control::Control;
 use crate::failures::{tell_user, usage};
 use crate::host_list::{self, Host};
@@ -35,7 +35,7 @@ const NAMED: usize = 8;
 /// An event that a launcher's thread or a signal reports.
 enum Event {
     Ended(usize),
-    Failed(Failure),
+    Reported(usize, Report),
     Signal(i32),
 }
 
@@ -103,6 +103,8 @@ struct Launcher {
     child: Child,
     /// The queue of a thread that writes to its standard input: until the connection is open, writing could block.
     input: Option<Sender<Vec<u8>>>,
+    /// Whether it has read its order.
+    has_begun: bool,
     /// Whether it ended with exit code 0.
     succeeded: bool,
     /// Whether it has ended. If so, its process number may belong to another process.
@@ -170,7 +172,7 @@ impl<'a> Launchers<'a> {
         let (input, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let pid = Pid::from_child(&child);
         // From here on its end is waited for, even if a later step fails.
-        self.started.push(Launcher { child, input: None, succeeded: false, ended: false });
+        self.started.push(Launcher { child, input: None, has_begun: false, succeeded: false, ended: false });
         let (carrying, carried) = channel::<()>();
         let ended = events.clone();
         in_thread(move || {
@@ -192,7 +194,7 @@ impl<'a> Launchers<'a> {
         }
         if let Some(pipe) = stderr {
             let events = events.clone();
-            let hear = Box::new(move |failure| drop(events.send(Event::Failed(failure))));
+            let hear = Box::new(move |report| drop(events.send(Event::Reported(node, report))));
             carry(Carrier::new(Stream::Error, &continued, Some(hear)), pipe, carrying)?;
         }
         Ok(())
@@ -214,7 +216,8 @@ impl<'a> Launchers<'a> {
             };
             match event {
                 Some(Event::Ended(node)) => self.ended(node),
-                Some(Event::Failed(failure)) => self.failed(failure),
+                Some(Event::Reported(node, Report::Started)) => self.started[node].has_begun = true,
+                Some(Event::Reported(_, Report::Failed(failure))) => self.failed(failure),
                 Some(Event::Signal(signal)) => self.pass_on(signal),
                 None => self.lose_patience(),
             }
@@ -249,10 +252,11 @@ impl<'a> Launchers<'a> {
         let Some(launcher) = self.started.get_mut(node) else { return };
         (launcher.ended, launcher.input) = (true, None);
         let (code, ended) = match launcher.child.wait() {
-            Ok(status) if status.success() => {
+            Ok(status) if status.success() && launcher.has_begun => {
                 launcher.succeeded = true;
                 return self.done.extend(self.failure.is_none().then_some(node));
             }
+            Ok(status) if status.success() => (1, "exit code 0".to_owned()),
             Ok(status) => (status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1), status.to_string()),
             Err(error) => (1, error.to_string()),
         };
@@ -275,6 +279,12 @@ impl<'a> Launchers<'a> {
         let host = &self.hosts[node].name;
         let collrun = self.remote_collrun().display();
         let what = match code {
+            _ if !self.started[node].has_begun && ended == "exit code 0" => {
+                format!(
+                    "{} ended on {host} with exit code 0, but collrun did not start there: check --ssh and --remote-collrun",
+                    self.arguments.ssh
+                )
+            }
             // ssh's own exit code.
             255 => format!("the connection to {host} ended ({ended}): check that ssh can connect to the host without a password"),
             127 => format!(
@@ -312,10 +322,11 @@ impl<'a> Launchers<'a> {
                 self.ends.get_or_insert(Instant::now() + grace + BEYOND);
             }
             Request::Kill => {
-                say("collrun", &format!("second request to end ({}); killing all ranks", signal_name(signal)));
                 self.tell(SIGKILL);
                 let soon = Instant::now() + BEYOND;
                 self.ends = Some(self.ends.map_or(soon, |until| until.min(soon)));
+                // Last, because standard error may have no reader.
+                say("collrun", &format!("second request to end ({}); killing all ranks", signal_name(signal)));
             }
         }
     }
@@ -331,6 +342,7 @@ impl<'a> Launchers<'a> {
     /// Cuts the connections of launchers that do not end, which makes them stop their ranks. The second time, kills
     /// those that remain.
     fn lose_patience(&mut self) {
+        let mut late = Vec::new();
         let left = self.started.iter_mut().enumerate().filter(|(_, launcher)| !launcher.ended);
         for (node, launcher) in left {
             launcher.input = None;
@@ -338,12 +350,14 @@ impl<'a> Launchers<'a> {
                 let _ = launcher.child.kill();
                 continue;
             }
-            say("collrun", &format!("the launcher on {} does not end; closing the connection", self.hosts[node].name));
             // It has not been reaped, so its number is still its own.
             let _ = kill_process(Pid::from_child(&launcher.child), Signal::TERM);
+            late.push(&*self.hosts[node].name);
         }
         self.ends = (!self.cut).then(|| Instant::now() + BEYOND);
         self.cut = true;
+        // Last, because standard error may have no reader.
+        late.iter().for_each(|host| say("collrun", &format!("the launcher on {host} does not end; closing the connection")));
     }
 }
 

@@ -106,10 +106,14 @@ impl FromStr for Conf {
     }
 }
 
+/// The longest time that can be set: about 30 years. Sums of times do not overflow.
+const LONGEST: Duration = Duration::from_secs(1_000_000_000);
+
 /// Reads a time in seconds, fractions allowed.
 pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.trim().parse().map_err(|_| format!("{text:?}: expected a number of seconds"))?;
-    Duration::try_from_secs_f64(seconds).map_err(|error| format!("{text:?}: {error}"))
+    let time = Duration::try_from_secs_f64(seconds).map_err(|error| format!("{text:?}: {error}"))?;
+    if time > LONGEST { Err(format!("{text:?}: expected at most {} seconds", LONGEST.as_secs())) } else { Ok(time) }
 }
 
 #[cfg(test)]

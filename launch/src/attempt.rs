@@ -19,6 +19,11 @@ use signal_hook::consts::{SIGPIPE, SIGTERM};
 /// How many hosts are named; the others are counted.
 const NAMED: usize = 8;
 
+/// Returns the folder for temporary files. A `TMPDIR` without text counts as unset.
+pub fn temporary_folder() -> PathBuf {
+    Some(std::env::temp_dir()).filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| "/tmp".into())
+}
+
 /// The folder of a job's files: the user's, or one that is removed after the job.
 struct Files {
     folder: PathBuf,
@@ -38,7 +43,7 @@ impl Files {
     /// container with a read-only file system. If the folder is not in the usual place, the returned text says where it
     /// is, or why there is none.
     fn removed() -> (Option<Self>, Option<String>) {
-        let (usual, shared) = (std::env::temp_dir(), Path::new("/dev/shm"));
+        let (usual, shared) = (temporary_folder(), Path::new("/dev/shm"));
         let made = |base: &Path| {
             let folder = tempfile::Builder::new().prefix("collrun-").tempdir_in(base)?;
             Ok::<_, std::io::Error>(Self { folder: folder.path().to_owned(), _removed: Some(folder) })
@@ -257,7 +262,7 @@ impl Attempts<'_> {
         for local_rank in 0..self.job.local_world_size {
             self.start(attempt, local_rank, vec![], &mut supervisor, &mut forwarders)?;
         }
-        let outcome = loop {
+        let mut outcome = loop {
             match supervisor.wait() {
                 Waited::Over(outcome) => break outcome,
                 Waited::Replace(local_rank) => self.replace(local_rank, &mut supervisor, &mut forwarders),
@@ -265,7 +270,10 @@ impl Attempts<'_> {
         };
         let events = supervisor.close();
         drop(watch);
-        forwarders.finish();
+        if let Some(error) = forwarders.finish() {
+            say(self.name, &format!("the output of a rank could not be written: {error}"));
+            outcome.code = outcome.code.max(1);
+        }
         Ok((outcome, events))
     }
 

@@ -8,7 +8,7 @@ use std::io::{self, IsTerminal};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
@@ -29,6 +29,7 @@ const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
 
 /// The variable that names the file to which a rank writes its join address.
 const JOIN_FILE: &str = "COLLECTIVES_JOIN_FILE";
+const JOIN: &str = "COLLECTIVES_JOIN";
 
 /// One process of a rank of this host, and its files.
 pub(super) struct Place {
@@ -54,6 +55,10 @@ pub(super) fn spawn(
     let mut command = Command::new(&job.program);
     // The files of a launcher above this one are not for its ranks.
     command.env_remove(ERROR_FILE).env_remove(JOIN_FILE);
+    if std::env::var_os(JOIN_FILE).is_some() {
+        // This launcher runs in a rank that replaced another one. The job that this rank joined is not for its ranks.
+        command.env_remove(JOIN);
+    }
     command.args(&job.arguments).envs(job.variables.iter().cloned()).envs(variables(job, store, place));
     if job.local_world_size > 1 {
         // Otherwise a library in each rank would start a thread for every processor of the host.
@@ -72,16 +77,20 @@ pub(super) fn spawn(
     let parent = getpid();
     let processors = job.binding.of_rank(place.local_rank).map(set_of);
     let must_be_bound = job.binding.is_asked;
+    let shares_a_terminal = io::stdout().is_terminal() || io::stderr().is_terminal();
     let before_exec = move || {
         die_with(parent)?;
         bind(processors.as_ref(), must_be_bound)?;
+        if shares_a_terminal {
+            print_in_background();
+        }
         // The rank leads its process group, so both have the same number.
         guardian.iter().for_each(|line| guardian::tell(line, getpid().as_raw_nonzero().get()));
         Ok(())
     };
     // SAFETY:
-    // - between fork and exec only async-signal-safe calls are allowed: `die_with` makes two bare system calls, `bind`
-    //   and `tell` one, and `getpid` is one;
+    // - between fork and exec only async-signal-safe calls are allowed: `die_with` makes two bare system calls, `bind`,
+    //   `print_in_background` and `tell` one, and `getpid` is one;
     // - they allocate nothing and take no lock: errors are made of numbers;
     // - it captures a `Pid`, a set of processors without a pointer, and a counted descriptor by value, and only borrows
     //   them: the child ends by exec or _exit, so it drops neither.
@@ -117,7 +126,7 @@ fn variables(job: &Job, store: &Store, place: &Place) -> Vec<(&'static str, Stri
     let files = [(ERROR_FILE, error_file), (JOIN_FILE, join_file)];
     variables.extend(files.into_iter().filter_map(|(name, path)| Some((name, path.as_ref()?.to_string_lossy().into_owned()))));
     if !joins.is_empty() {
-        variables.push(("COLLECTIVES_JOIN", listed(joins)));
+        variables.push((JOIN, listed(joins)));
     }
     if job.virtual_local_rank {
         variables.push((DEVICES, device(std::env::var(DEVICES).ok().as_deref(), *local_rank)));
@@ -156,6 +165,13 @@ fn die_with(parent: Pid) -> io::Result<()> {
     if getppid() == Some(parent) { Ok(()) } else { Err(rustix::io::Errno::SRCH.into()) }
 }
 
+/// Lets this process print to its terminal, although its process group is not in the foreground. After `stty tostop`, a
+/// terminal stops such processes if they do not ignore this signal.
+fn print_in_background() {
+    // SAFETY: the signal is ignored, so no handler runs.
+    unsafe { libc::signal(libc::SIGTTOU, libc::SIG_IGN) };
+}
+
 /// Binds this process to these processors. If the system refuses, that is an error only if the command line asked for
 /// the binding.
 fn bind(processors: Option<&CpuSet>, must_be_bound: bool) -> io::Result<()> {
@@ -183,6 +199,9 @@ fn stdin(local_rank: usize) -> Stdio {
 pub(super) fn refused(program: &OsStr, rank: usize, error: &io::Error) -> Refused {
     let program = program.to_string_lossy();
     match error.kind() {
+        io::ErrorKind::NotFound if Path::new(&*program).is_file() => {
+            Refused { message: format!("{program:?}: the interpreter that its first line names, or its loader, is not found"), code: 127 }
+        }
         io::ErrorKind::NotFound => Refused { message: format!("{program:?}: program not found"), code: 127 },
         io::ErrorKind::PermissionDenied => Refused { message: format!("{program:?}: not allowed to run it: {error}"), code: 126 },
         _ => Refused { message: format!("starting rank {rank}, {program:?}: {}", limits::explained(error)), code: 126 },

@@ -26,6 +26,7 @@ mod supervisor;
 mod terminal;
 mod topology;
 
+pub use attempt::temporary_folder;
 pub use bind::{Asked, Bind, Binding, Width, processors_here, told};
 pub use broken_pipe::end_unread;
 use collectives::Secret;

@@ -26,11 +26,12 @@ pub fn hint(error: &io::Error) -> Option<String> {
 fn of_processes() -> String {
     let group = pids_max().map(|(path, most)| format!("{path} is {most}"));
     let user = getrlimit(Resource::Nproc).current.map(|most| format!("RLIMIT_NPROC (ulimit -u) is {most}"));
-    let limits: Vec<String> = group.into_iter().chain(user).collect();
+    let memory = getrlimit(Resource::As).current.map(|most| format!("RLIMIT_AS (ulimit -v) is {most} bytes"));
+    let limits: Vec<String> = memory.into_iter().chain(group).chain(user).collect();
     let limits = if limits.is_empty() { "memory, or the kernel's threads-max or pid_max".to_owned() } else { limits.join(", ") };
     format!(
         "no more processes and threads can be created here ({limits}). Each rank needs a process, its own threads, and up to three \
-         threads of its launcher. Raise the limit (for a container: --pids-limit, podPidsLimit), or start fewer ranks"
+         threads of its launcher. Raise the limit that is too low (for a container: --pids-limit, podPidsLimit), or start fewer ranks"
     )
 }
 

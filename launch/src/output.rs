@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 use std::process::{ChildStderr, ChildStdout, Stdio};
 use std::str::FromStr;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::terminal::{Stream, Writer, ends_line};
+use super::terminal::{Stream, Writer, ends_line, say};
 
 /// The longest part of a line that is held back, which bounds the launcher's memory.
 const LONGEST_LINE: usize = 64 << 10;
@@ -137,8 +137,8 @@ impl Ends {
 /// The threads that forward the ranks' output.
 pub(super) struct Forwarders {
     started: usize,
-    done: Sender<()>,
-    finished: Receiver<()>,
+    done: Sender<io::Result<()>>,
+    finished: Receiver<io::Result<()>>,
 }
 
 impl Default for Forwarders {
@@ -164,22 +164,25 @@ impl Forwarders {
     fn carry(&mut self, mut writer: Writer, pipe: impl Pipe + Send + 'static) -> io::Result<()> {
         let done = self.done.clone();
         thread::Builder::new().name("output".into()).spawn(move || {
-            // If our own stream is closed, the error cannot be printed; dropping the pipe closes the rank's.
-            let _ = forward(pipe, |text| writer.write(text)).and_then(|()| writer.end());
-            let _ = done.send(());
+            // Dropping the pipe closes the rank's.
+            let _ = done.send(forward(pipe, |text| writer.write(text)).and_then(|()| writer.end()));
         })?;
         self.started += 1;
         Ok(())
     }
 
-    /// Waits until everything that ranks printed has been forwarded.
-    pub(super) fn finish(self) {
-        let until = Instant::now() + LAST_WORDS;
+    /// Waits until everything that ranks printed has been forwarded. Returns why some could not be, if this process still
+    /// has a reader.
+    pub(super) fn finish(self) -> Option<io::Error> {
+        let (until, mut failed) = (Instant::now() + LAST_WORDS, None);
         for _ in 0..self.started {
-            if self.finished.recv_timeout(until.saturating_duration_since(Instant::now())).is_err() {
-                return;
+            match self.finished.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(Err(error)) if error.kind() != io::ErrorKind::BrokenPipe => failed = Some(error),
+                Ok(_) => {}
+                Err(_) => break,
             }
         }
+        failed
     }
 }
 
@@ -202,10 +205,10 @@ impl<R: Read> Read for Copied<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let read = self.pipe.read(into)?;
         // If the file cannot be written, output is still shown.
-        self.copy = self.copy.take().filter(|file| {
-            let mut file = file;
-            file.write_all(&into[..read]).is_ok()
-        });
+        if let Some(error) = self.copy.as_mut().and_then(|file| file.write_all(&into[..read]).err()) {
+            let path = self.copy.take().and_then(|file| std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok());
+            say("log files", &format!("{} ends here: {error}", path.unwrap_or_default().display()));
+        }
         Ok(read)
     }
 }

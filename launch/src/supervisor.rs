@@ -430,6 +430,10 @@ impl<'a> Supervisor<'a> {
         if let Some(signal) = Signal::from_named_raw(signal) {
             self.signal_all(signal);
         }
+        if request == Request::Stop {
+            // A stopped rank would not receive it.
+            self.signal_all(Signal::CONT);
+        }
         if request == Request::Stop && self.patience_ends.is_none() {
             self.replacements.cancel();
             self.asked = (signal, self.job.grace_after_signal);
@@ -440,12 +444,13 @@ impl<'a> Supervisor<'a> {
     /// Kills the ranks that were asked to end and did not, after a second request.
     fn end_at_once(&mut self, signal: i32) {
         // After SIGKILL, the launcher that started this one has printed the message.
-        let running = self.running();
-        if signal != SIGKILL && !running.is_empty() {
-            self.say(&format!("second request to end ({}); killing rank {running}", signal_name(signal)));
-        }
+        let (running, is_first) = (self.running(), !self.killed);
         (self.stops_at, self.patience_ends) = (None, None);
         self.kill_all();
+        // Last, because standard error may have no reader.
+        if signal != SIGKILL && is_first && !running.is_empty() {
+            self.say(&format!("second request to end ({}); killing rank {running}", signal_name(signal)));
+        }
     }
 
     /// Stops the ranks without a restart, because the launcher that started this one is gone.
@@ -477,6 +482,7 @@ impl<'a> Supervisor<'a> {
         self.stops_at = None;
         self.replacements.cancel();
         self.signal_all(Signal::TERM);
+        self.signal_all(Signal::CONT);
         self.stopping = true;
         self.asked = (SIGTERM, self.job.grace);
         self.patience_ends = Some(Instant::now() + self.job.grace);
@@ -489,8 +495,9 @@ impl<'a> Supervisor<'a> {
             return;
         }
         let (grace, asked) = (self.asked.1.as_secs_f64(), signal_name(self.asked.0));
-        self.say(&format!("killing rank {late}: still running {grace} s after {asked}"));
         self.kill_all();
+        // Last, because standard error may have no reader.
+        self.say(&format!("killing rank {late}: still running {grace} s after {asked}"));
     }
 
     /// Lists the ranks that have not ended.

@@ -168,6 +168,12 @@ fn hosts_that_cannot_be_reached_are_named() {
     assert!(run.status.code() == Some(127) && said(&run).contains("/absent/collrun or the program is missing there"), "{run:?}");
     let run = ssh.output("--hosts far --ssh /absent/ssh", "true");
     assert!(run.status.code() == Some(127) && said(&run).contains("starting /absent/ssh for far"), "{run:?}");
+    // A command that does not run what it is given.
+    for nothing in ["true", "echo"] {
+        let run = ssh.output(&format!("--hosts far --ssh {nothing}"), "true");
+        let text = said(&run);
+        assert!(run.status.code() == Some(1) && text.contains("on far with exit code 0, but collrun did not start there"), "{run:?}");
+    }
     let run =
         Command::new(env!("CARGO_BIN_EXE_collrun")).arg("--ssh").arg(ssh.file("ssh")).args(["--hosts", "far", "/absent"]).output().unwrap();
     assert!(run.status.code() == Some(127) && said(&run).contains("collrun on far: \"/absent\": program not found"), "{run:?}");

@@ -68,7 +68,7 @@ impl Supervisor<'_> {
             return;
         }
         self.say(&format!(
-            "stopping rank {}: no rank that runs is a member of the job, so no other process can join it (ranks that can be replaced call              Communicator::from_env, and admit after a failure)",
+            "stopping rank {}: no rank that runs is a member of the job, so no other process can join it (ranks that can be replaced call Communicator::from_env, and admit after a failure)",
             self.running()
         ));
         self.replacements.cancel();

@@ -1,6 +1,7 @@
 //! Tests of `collrun` from a user's view: started as a program, with shells as ranks.
 
 mod ends;
+mod given;
 mod live;
 mod scarce;
 
