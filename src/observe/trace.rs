@@ -258,7 +258,10 @@ impl Drop for TraceLog {
         let Some(folder) = self.folder.as_deref().filter(|_| !self.process.is_foreign()) else { return };
         match self.write(folder) {
             Ok(path) => event::info!(target: super::LIFE, rank = self.rank, path = %path.display(), "the trace is written"),
-            Err(error) => event::warn!(target: super::LIFE, rank = self.rank, %error, "the trace could not be written"),
+            Err(error) => {
+                let (rank, line) = (self.rank, format!("rank {}: the trace could not be written: {error}", self.rank));
+                event::tell_aloud(Some(line), move || event::warn!(target: super::LIFE, rank, %error, "the trace could not be written"));
+            }
         }
     }
 }

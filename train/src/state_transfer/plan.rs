@@ -5,7 +5,7 @@
 //! these *steps* is one message, or a copy if the rank has the elements itself. A window is small enough that every rank
 //! which offers the elements can send some, and that a message stays small. The steps of different receivers alternate.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
@@ -138,7 +138,7 @@ impl Plan {
             match receivers.back_mut().filter(|receiver| receiver.rank == want.rank) {
                 Some(receiver) => receiver.wants.end = index + 1,
                 None => {
-                    let received = vec![0; self.ranks];
+                    let received = HashMap::new();
                     receivers.push_back(Receiver { rank: want.rank, wants: index..index + 1, reached: 0, received, steps: want.rank });
                 }
             }
@@ -161,7 +161,7 @@ struct Receiver {
     wants: Range<usize>,
     reached: usize,
     /// The bytes that it receives from each rank in the steps so far.
-    received: Vec<u64>,
+    received: HashMap<usize, u64>,
     /// The number of its steps so far, plus its rank: different receivers begin with different holders.
     steps: usize,
 }
@@ -224,9 +224,9 @@ impl Steps<'_> {
         }
         let first = if holders.len() > COMPARED_HOLDERS { receiver.steps % holders.len() } else { 0 };
         let compared = holders[first..].iter().chain(&holders[..first]).take(COMPARED_HOLDERS);
-        let (rank, number) = *compared.min_by_key(|(rank, _)| (receiver.received[*rank], self.sent[*rank]))?;
+        let (rank, number) = *compared.min_by_key(|(rank, _)| (receiver.received.get(rank), self.sent[*rank]))?;
         receiver.steps = receiver.steps.wrapping_add(1);
-        receiver.received[rank] += bytes;
+        *receiver.received.entry(rank).or_default() += bytes;
         self.sent[rank] += bytes;
         Some((rank, number))
     }
