@@ -120,7 +120,9 @@ mod tests {
 
     fn buffer(large: bool) -> Stores {
         let mut stores = if large { Stores::large() } else { Stores::default() };
-        [(0, 4, 1), (4, 4, 2), (0, 8, 3), (16, 4, 4), (0, 4, 5)].map(|(at, bytes, value)| stores.push(pending(at, bytes, value)));
+        for (at, bytes, value) in [(0, 4, 1), (4, 4, 2), (0, 8, 3), (16, 4, 4), (0, 4, 5)] {
+            stores.push(pending(at, bytes, value));
+        }
         stores
     }
 
