@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The most stores in the buffers of a thread and of a block.
 const MOST_OF_THREAD: usize = 8;
-const MOST_OF_BLOCK: usize = 128;
+const MOST_OF_BLOCK: usize = 64;
 
 /// Of 256 chances, those in which the next store of a block or a launch that has ended goes alone.
 const LINGERS: u64 = 224;
@@ -59,7 +59,7 @@ impl Drop for LaunchModel<'_> {
 impl<'m> LaunchModel<'m> {
     pub(crate) fn new(device: &'m MemoryModel) -> Self {
         let mut random = device.random();
-        let [pace, stale, turn] = [[2, 16, 96], [16, 64, 160], [4, 40, 400]].map(|choices| choices[random.below(3)]);
+        let [pace, stale, turn] = [[2, 16, 96], [16, 64, 160], [10, 60, 400]].map(|choices| choices[random.below(3)]);
         Self { device, random, block: BlockModel::default(), begun: history::now(), pace, stale, turn }
     }
 

@@ -31,7 +31,7 @@ struct Bucket(Mutex<VecDeque<Past>>);
 const BUCKETS: usize = 4096;
 /// The stores that are remembered of a line, and of a bucket.
 const OF_LINE: usize = 8;
-const OF_BUCKET: usize = 32;
+const OF_BUCKET: usize = 16;
 
 static BUCKET: LazyLock<Vec<Bucket>> = LazyLock::new(|| (0..BUCKETS).map(|_| Bucket::default()).collect());
 

@@ -18,7 +18,7 @@ use random::Random;
 use stores::{Pending, Stores};
 
 /// The most stores in a device's buffer.
-const MOST: usize = 1024;
+const MOST: usize = 128;
 
 /// The memory order of one device: what its launches have in common. It makes the order as weak as the [crate's
 /// documentation](crate) describes.
