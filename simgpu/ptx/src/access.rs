@@ -19,7 +19,8 @@ impl Machine<'_> {
         Ok(if access.space == Space::Generic { Space::of_generic(address) } else { (access.space, address) })
     }
 
-    pub(super) fn load(&mut self, access: &Access, slots: &mut [u64], local: &mut [u8]) -> Result<(), FaultKind> {
+    #[inline(always)]
+    pub(crate) fn load(&mut self, access: &Access, slots: &mut [u64], local: &mut [u8]) -> Result<(), FaultKind> {
         let bytes = access.bytes * access.slots.len() as u32;
         let (space, address) = Self::place(access, slots, bytes, false)?;
         if matches!(space, Space::Global | Space::Const) {
@@ -50,7 +51,8 @@ impl Machine<'_> {
         Ok(())
     }
 
-    pub(super) fn store(&mut self, access: &Access, slots: &mut [u64], local: &mut [u8]) -> Result<(), FaultKind> {
+    #[inline(always)]
+    pub(crate) fn store(&mut self, access: &Access, slots: &mut [u64], local: &mut [u8]) -> Result<(), FaultKind> {
         let bytes = access.bytes * access.slots.len() as u32;
         let (space, address) = Self::place(access, slots, bytes, true)?;
         if space == Space::Global {
@@ -73,7 +75,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    pub(super) fn atomic(&mut self, access: &Access, slots: &mut [u64], local: &mut [u8]) -> Result<(), FaultKind> {
+    pub(crate) fn atomic(&mut self, access: &Access, slots: &mut [u64], local: &mut [u8]) -> Result<(), FaultKind> {
         let (space, address) = Self::place(access, slots, access.bytes, true)?;
         let Some(atomic) = access.atomic else { return Ok(()) };
         let (b, c) = (slots[atomic.b as usize], slots[atomic.c as usize]);
