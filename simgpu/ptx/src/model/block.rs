@@ -83,7 +83,7 @@ impl<'m> LaunchModel<'m> {
         thread.shared.take_any(&mut self.random)
     }
 
-    fn to_block(&mut self, mut pending: Pending) {
+    fn pass_to_block(&mut self, mut pending: Pending) {
         pending.times[0] = history::tick();
         self.block.stores.push(pending);
         if self.block.stores.len() > MOST_OF_BLOCK {
@@ -94,7 +94,7 @@ impl<'m> LaunchModel<'m> {
     /// Lets any store leave the thread's buffer.
     pub(crate) fn any_of_thread(&mut self, thread: &mut ThreadModel) {
         if let Some(pending) = thread.global.take_any(&mut self.random) {
-            self.to_block(pending);
+            self.pass_to_block(pending);
         }
     }
 
@@ -155,7 +155,7 @@ impl<'m> LaunchModel<'m> {
     /// Makes everything that the thread knows of visible as far as the scope reaches.
     pub(crate) fn release(&mut self, thread: &mut ThreadModel, scope: Scope) {
         for pending in thread.global.take_all() {
-            self.to_block(pending);
+            self.pass_to_block(pending);
         }
         if scope == Scope::Block {
             return;
