@@ -168,8 +168,8 @@ impl<'m> LaunchModel<'m> {
         }
     }
 
-    /// Lets the thread see everything that was released as far away as the scope reaches, and whatever the threads
-    /// that released it had to see.
+    /// Makes the thread see everything that was released within the scope, and everything that the threads that
+    /// released it had to see.
     pub(crate) fn acquire(&mut self, thread: &mut ThreadModel, scope: Scope) {
         let (now, block) = (history::now(), &mut self.block.acquired);
         let system = &self.device.acquired;

@@ -1,4 +1,4 @@
-//! A store buffer: stores that nobody beyond it sees yet.
+//! A store buffer: stores that no thread beyond it sees yet.
 
 use crate::model::random::Random;
 use crate::model::window::Window;

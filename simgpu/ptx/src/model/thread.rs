@@ -6,7 +6,7 @@ use crate::order::Scope;
 /// The lines for which a thread knows exactly what it has seen. For the others it has to see what it may have seen.
 const LINES: usize = 32;
 
-/// The stores of a thread that nobody else sees yet, and what the thread has to see.
+/// The stores of a thread that no other thread sees yet, and what the thread has to see.
 #[derive(Debug, Default)]
 pub(crate) struct ThreadModel {
     pub(crate) origin: Origin,
