@@ -36,8 +36,8 @@ pub struct MemoryModel {
 }
 
 impl MemoryModel {
-    /// Makes the memory order of a device. What happens in its `n`th launch depends on the seed and on `n`. If launches
-    /// run at the same time, it also depends on their speed.
+    /// Makes the memory order of a device. The order in its `n`th launch depends on the seed and on `n`. If launches
+    /// run at the same time, the order also depends on their speed.
     pub fn new(seed: u64) -> Self {
         static DEVICES: AtomicU64 = AtomicU64::new(1);
         Self {
