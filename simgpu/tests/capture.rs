@@ -181,6 +181,10 @@ fn an_event_from_outside_does_not_get_into_a_capture_nor_one_from_inside_out() {
     let inside = a.record_event(None).unwrap();
     assert_eq!(failed(inside.synchronize()), Some(CUresult::CUDA_ERROR_CAPTURED_EVENT));
     assert!(a.end_capture(Flags(0)).is_err());
+    a.begin_capture(THREAD_LOCAL).unwrap();
+    let inside = a.record_event(None).unwrap();
+    assert_eq!(failed(inside.try_is_complete()), Some(CUresult::CUDA_ERROR_CAPTURED_EVENT));
+    assert!(a.end_capture(Flags(0)).is_err());
 }
 
 #[test]

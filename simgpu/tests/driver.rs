@@ -325,3 +325,12 @@ fn errors_have_the_names_of_the_real_driver() {
         assert!(!error.error_string().unwrap().is_empty());
     }
 }
+
+#[test]
+fn private_tables_of_the_driver_are_refused() {
+    let _alone = simgpu::alone();
+    let (id, mut table) = (sys::CUuuid { bytes: [1; 16] }, std::ptr::dangling());
+    // SAFETY: both are on the stack here.
+    assert_eq!(unsafe { sys::cuGetExportTable(&raw mut table, &raw const id) }, CUresult::CUDA_ERROR_NOT_FOUND);
+    assert!(table.is_null());
+}

@@ -133,8 +133,8 @@ fn graphs_and_live_streams_are_ordered_by_events_from_outside() {
     let start = memory(8, 0);
     let captured = capture_like_nccl(user, own, serial, start);
     // First the live stream, then the graph, then the live stream again: only the event orders them.
-    assert_eq!((cudaMemsetAsync(start, 1, 8, live), cudaEventRecord(serial, live)), (0, 0));
     let gate = Gate::close(live as *mut c_void);
+    assert_eq!((cudaMemsetAsync(start, 1, 8, live), cudaEventRecord(serial, live)), (0, 0));
     captured.launch(user);
     assert_eq!(cudaStreamQuery(user), 600);
     gate.open();

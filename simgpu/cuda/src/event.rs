@@ -130,7 +130,10 @@ fn awaited(state: &mut State, event: Handle) -> Outcome<Option<(Ticket, Clock)>>
 }
 
 pub(crate) fn query(state: &mut State, event: Handle) -> Outcome {
-    capture::unsafe_call(state)?;
+    // Of an event that was captured, cudarc's tests expect another error than that of a call that captures forbid.
+    if !matches!(state.event(event)?.recorded, Recorded::Captured { .. }) {
+        capture::unsafe_call(state)?;
+    }
     let Some((ticket, clock)) = awaited(state, event)? else { return Ok(()) };
     if !state.passed(ticket) {
         return Err(Code::NOT_READY);

@@ -29,6 +29,7 @@ mod job;
 mod library;
 mod mapping;
 mod memory;
+mod memory_model;
 mod module;
 mod outlines;
 mod pool;

@@ -1,6 +1,6 @@
 //! Modules and kernels: PTX, run by the interpreter.
 
-use simgpu_ptx::{Fault, FaultKind, Kernel, Limits, Memory, Region};
+use simgpu_ptx::{Fault, FaultKind, Kernel, Limits, Memory, MemoryModel, Region};
 
 use crate::checker::Verb;
 use crate::code::{Code, Outcome};
@@ -8,6 +8,7 @@ use crate::device;
 use crate::job::Span;
 use crate::library;
 use crate::memory::{Freed, Kind};
+use crate::memory_model;
 use crate::run::{Failure, touched};
 use crate::state::{self, Handle, State};
 
@@ -172,8 +173,13 @@ pub(crate) fn unload(state: &mut State, module: Handle) -> Outcome {
 /// The largest word that compiled code reads beyond the bytes it uses.
 const WORD: u64 = 16;
 
-/// The memory that a kernel can access.
-pub(crate) enum Sight {
+/// The memory that a kernel can access, and the order of its accesses.
+pub(crate) struct Sight {
+    reach: Reach,
+    order: Option<&'static MemoryModel>,
+}
+
+enum Reach {
     Nothing,
     /// The memory that its device could reach at the launch: start and size, in the order of the starts.
     Snapshot(Vec<(u64, u64)>),
@@ -187,22 +193,25 @@ pub(crate) enum Sight {
 }
 
 impl Sight {
+    pub(crate) const NOTHING: Sight = Sight { reach: Reach::Nothing, order: None };
+
     pub(crate) fn of(state: &State, context: Handle, number: u64, library: bool) -> Sight {
-        let Some(context) = state.contexts.get(&context) else { return Sight::Nothing };
+        let Some(context) = state.contexts.get(&context) else { return Sight::NOTHING };
+        let order = memory_model::of(context.device);
         if library {
-            return Sight::Live { device: context.device, peers: context.peers.clone(), number };
+            return Sight { reach: Reach::Live { device: context.device, peers: context.peers.clone(), number }, order };
         }
         let reached = state.memory.all().filter(|found| found.usable(number) && found.reachable(context.device, &context.peers));
-        Sight::Snapshot(reached.map(|found| (found.start, found.bytes)).collect())
+        Sight { reach: Reach::Snapshot(reached.map(|found| (found.start, found.bytes)).collect()), order }
     }
 }
 
 impl Memory for Sight {
     fn find(&self, address: u64) -> Option<Region> {
-        let (start, bytes) = match self {
-            Sight::Nothing => return None,
-            Sight::Snapshot(ranges) => ranges[..ranges.partition_point(|&(start, _)| start <= address)].last().copied()?,
-            Sight::Live { device, peers, number } => {
+        let (start, bytes) = match &self.reach {
+            Reach::Nothing => return None,
+            Reach::Snapshot(ranges) => ranges[..ranges.partition_point(|&(start, _)| start <= address)].last().copied()?,
+            Reach::Live { device, peers, number } => {
                 let state = state::lock();
                 let found = state.memory.at(address).filter(|found| found.reachable(*device, peers))?;
                 let usable = found.usable(*number) || (found.device != *device && !found.released());
@@ -210,8 +219,12 @@ impl Memory for Sight {
             }
         };
         // GPU memory comes in larger pieces, and host pages have that many bytes, too.
-        let readable = if matches!(self, Sight::Live { .. }) { (start + bytes).next_multiple_of(WORD) - start } else { bytes };
+        let readable = if matches!(self.reach, Reach::Live { .. }) { (start + bytes).next_multiple_of(WORD) - start } else { bytes };
         (address - start < bytes).then_some(Region { start, bytes, readable, host: start as *mut u8 })
+    }
+
+    fn model(&self) -> Option<&MemoryModel> {
+        self.order
     }
 }
 

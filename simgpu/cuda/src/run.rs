@@ -108,7 +108,7 @@ fn prepare(state: &State, context: Handle, number: u64, step: &Step) -> Result<S
     }
     Ok(match &step.work {
         Work::Kernel(launch) => Sight::of(state, context, number, launch.library),
-        _ => Sight::Nothing,
+        _ => Sight::NOTHING,
     })
 }
 

@@ -11,7 +11,7 @@ use crate::wide;
 impl Machine<'_> {
     /// Returns the space and the address of an access, after checking its alignment.
     #[inline(always)]
-    fn place(access: &Access, slots: &[u64], bytes: u32, write: bool) -> Result<(Space, u64), FaultKind> {
+    pub(crate) fn place(access: &Access, slots: &[u64], bytes: u32, write: bool) -> Result<(Space, u64), FaultKind> {
         let address = slots[access.base as usize].wrapping_add_signed(access.offset);
         if address & u64::from(bytes - 1) != 0 {
             return Err(FaultKind::Misaligned { address, bytes, write });
@@ -19,7 +19,8 @@ impl Machine<'_> {
         Ok(if access.space == Space::Generic { Space::of_generic(address) } else { (access.space, address) })
     }
 
-    pub(super) fn load(&mut self, access: &Access, slots: &mut [u64], local: &mut [u8]) -> Result<(), FaultKind> {
+    #[inline(always)]
+    pub(crate) fn load(&mut self, access: &Access, slots: &mut [u64], local: &mut [u8]) -> Result<(), FaultKind> {
         let bytes = access.bytes * access.slots.len() as u32;
         let (space, address) = Self::place(access, slots, bytes, false)?;
         if matches!(space, Space::Global | Space::Const) {
@@ -50,7 +51,8 @@ impl Machine<'_> {
         Ok(())
     }
 
-    pub(super) fn store(&mut self, access: &Access, slots: &mut [u64], local: &mut [u8]) -> Result<(), FaultKind> {
+    #[inline(always)]
+    pub(crate) fn store(&mut self, access: &Access, slots: &mut [u64], local: &mut [u8]) -> Result<(), FaultKind> {
         let bytes = access.bytes * access.slots.len() as u32;
         let (space, address) = Self::place(access, slots, bytes, true)?;
         if space == Space::Global {
@@ -73,7 +75,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    pub(super) fn atomic(&mut self, access: &Access, slots: &mut [u64], local: &mut [u8]) -> Result<(), FaultKind> {
+    pub(crate) fn atomic(&mut self, access: &Access, slots: &mut [u64], local: &mut [u8]) -> Result<(), FaultKind> {
         let (space, address) = Self::place(access, slots, access.bytes, true)?;
         let Some(atomic) = access.atomic else { return Ok(()) };
         let (b, c) = (slots[atomic.b as usize], slots[atomic.c as usize]);
@@ -115,7 +117,7 @@ unsafe fn load_vector(access: &Access, slots: &mut [u64], at: *mut u8) {
 
 /// Splits up to 16 bytes into elements.
 #[inline(always)]
-fn unpack(access: &Access, slots: &mut [u64], targets: &[Option<Slot>], words: [u64; 2]) {
+pub(crate) fn unpack(access: &Access, slots: &mut [u64], targets: &[Option<Slot>], words: [u64; 2]) {
     let mut put = |target: Option<Slot>, value: u64| {
         if let Some(target) = target {
             slots[target as usize] = extended(access, value);
@@ -154,7 +156,7 @@ unsafe fn store_vector(access: &Access, slots: &[u64], at: *mut u8) {
 
 /// Combines elements into up to 16 bytes.
 #[inline(always)]
-fn pack(access: &Access, slots: &[u64], sources: &[Option<Slot>]) -> [u64; 2] {
+pub(crate) fn pack(access: &Access, slots: &[u64], sources: &[Option<Slot>]) -> [u64; 2] {
     let get = |source: Option<Slot>| source.map_or(0, |source| slots[source as usize] & ones(access));
     match *sources {
         [a, b] if access.bytes == 8 => [get(a), get(b)],
@@ -190,7 +192,7 @@ fn extended(access: &Access, value: u64) -> u64 {
     if access.width >= 64 { wide } else { wide & ((1 << access.width) - 1) }
 }
 
-pub(super) fn little(element: &[u8]) -> u64 {
+pub(crate) fn little(element: &[u8]) -> u64 {
     let mut bytes = [0; 8];
     bytes[..element.len()].copy_from_slice(element);
     u64::from_le_bytes(bytes)
@@ -212,7 +214,7 @@ fn range(size: usize, space: Space, address: u64, bytes: u32, write: bool) -> Re
     }
 }
 
-fn inside(memory: &[u8], space: Space, address: u64, bytes: u32, write: bool) -> Result<&[u8], FaultKind> {
+pub(crate) fn inside(memory: &[u8], space: Space, address: u64, bytes: u32, write: bool) -> Result<&[u8], FaultKind> {
     Ok(&memory[range(memory.len(), space, address, bytes, write)?])
 }
 

@@ -2,11 +2,15 @@
 
 use crate::fault::{Fault, FaultKind, FaultPlace};
 use crate::machine::{Machine, State, Thread};
+use crate::model::BlockModel;
 use crate::program::{Barrier, Reduction};
 use crate::warp;
 
 /// The steps in one turn of a block.
 const TURN: u64 = 1 << 20;
+
+/// The steps in one turn of a block if the memory order is modelled.
+const MODEL_TURN: u64 = 1 << 12;
 
 /// The number of barriers of a block.
 const BARRIERS: usize = 16;
@@ -14,8 +18,9 @@ const BARRIERS: usize = 16;
 pub(crate) struct Block {
     threads: Vec<Thread>,
     index: [u32; 3],
-    /// Its shared memory, while another block runs.
+    /// Its shared memory and its part of the memory order, while another block runs.
     shared: Vec<u8>,
+    model: BlockModel,
     /// Threads at barriers that wait for a stated number of threads.
     arrived: [Arrived; BARRIERS],
 }
@@ -34,7 +39,8 @@ struct Arrived {
 impl Block {
     pub(crate) fn new(machine: &mut Machine<'_>, index: [u32; 3]) -> Self {
         let threads = (0..machine.block.iter().product()).map(|number| machine.thread(number)).collect();
-        let mut block = Self { threads, index, shared: vec![0; machine.shared_bytes], arrived: [Arrived::default(); BARRIERS] };
+        let shared = vec![0; machine.shared_bytes];
+        let mut block = Self { threads, index, shared, model: BlockModel::default(), arrived: [Arrived::default(); BARRIERS] };
         block.begin(machine, index);
         block
     }
@@ -45,23 +51,38 @@ impl Block {
         self.shared.fill(0xA5);
         machine.current = index;
         self.threads.iter_mut().for_each(|thread| machine.restart(thread));
+        if let Some(model) = &machine.model {
+            self.model = BlockModel::new();
+            (0..).zip(&mut self.threads).for_each(|(number, thread)| model.begin(&mut thread.model, &self.model, number));
+        }
     }
 
     /// Runs the block until it has ended or its turn is over. Returns whether it has ended.
     pub(crate) fn run(&mut self, machine: &mut Machine<'_>) -> Result<bool, Fault> {
         machine.current = self.index;
-        std::mem::swap(&mut self.shared, &mut machine.shared);
+        self.exchange(machine);
         let ended = self.rounds(machine);
-        std::mem::swap(&mut self.shared, &mut machine.shared);
+        self.exchange(machine);
         ended
     }
 
+    /// Exchanges the block's own memory with that of the machine.
+    fn exchange(&mut self, machine: &mut Machine<'_>) {
+        std::mem::swap(&mut self.shared, &mut machine.shared);
+        if let Some(model) = &mut machine.model {
+            std::mem::swap(&mut self.model, &mut model.block);
+        }
+    }
+
     fn rounds(&mut self, machine: &mut Machine<'_>) -> Result<bool, Fault> {
-        let until = machine.steps.saturating_add(TURN);
+        let until = machine.steps.saturating_add(if machine.model.is_some() { MODEL_TURN } else { TURN });
         loop {
             let waits = machine.waits;
             for first in (0..self.threads.len()).step_by(32) {
                 self.run_warp(machine, first)?;
+            }
+            if machine.model.is_some() {
+                self.threads.iter_mut().for_each(|thread| machine.drift(&mut thread.model));
             }
             let (mut ready, mut done) = (0, 0);
             for thread in &self.threads {
@@ -69,7 +90,7 @@ impl Block {
                 done += usize::from(thread.state == State::Done);
             }
             if done == self.threads.len() {
-                return Ok(true);
+                return Ok(machine.block_ends(&mut self.threads));
             }
             if ready == 0 && !self.release_full(machine)? && !self.unstick(machine)? {
                 return Err(self.stuck(machine));

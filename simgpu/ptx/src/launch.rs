@@ -7,6 +7,7 @@ use crate::block::Block;
 use crate::fault::{Fault, FaultKind};
 use crate::machine::Machine;
 use crate::memory::{Global, Memory, Touched};
+use crate::model::LaunchModel;
 use crate::program::Kernel;
 
 /// The size of a launch.
@@ -26,6 +27,9 @@ pub const INSTRUCTIONS_PER_THREAD: u64 = 1 << 30;
 /// Instructions of a launch in which no block ended, before one more block begins beside the running ones: they may
 /// wait for it.
 const BEFORE_ONE_MORE: u64 = 1 << 20;
+
+/// Blocks that run at once from the beginning if the memory order is modelled: the order between blocks shows only then.
+const TOGETHER: usize = 4;
 
 /// The time limit of a launch, and how its threads and blocks take turns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,6 +87,7 @@ pub fn launch_within(
         parameters,
         globals,
         global: Global::new(memory, kernel.program.accesses.load(Ordering::Relaxed)),
+        model: memory.model().map(LaunchModel::new),
         grid: launch.grid,
         block: launch.block,
         current: [0; 3],
@@ -100,9 +105,10 @@ pub fn launch_within(
     Ok(machine.global.touched())
 }
 
-/// Runs all blocks: one after another, or several in turns if they do not end.
+/// Runs all blocks: one after another, or several in turns if they do not end or the memory order is modelled.
 fn run(machine: &mut Machine<'_>, mut left: impl Iterator<Item = [u32; 3]>) -> Result<(), Fault> {
-    let mut blocks: Vec<Block> = left.next().map(|index| Block::new(machine, index)).into_iter().collect();
+    let first = if machine.model.is_some() { TOGETHER.min(machine.limits.blocks) } else { 1 };
+    let mut blocks: Vec<Block> = left.by_ref().take(first).map(|index| Block::new(machine, index)).collect();
     let mut mark = 0;
     while !blocks.is_empty() {
         let mut ended = false;
@@ -126,6 +132,9 @@ fn run(machine: &mut Machine<'_>, mut left: impl Iterator<Item = [u32; 3]>) -> R
             mark = machine.steps;
             blocks.extend(left.next().map(|index| Block::new(machine, index)));
         }
+    }
+    while !machine.model.as_mut().is_none_or(LaunchModel::end) {
+        std::thread::yield_now();
     }
     Ok(())
 }

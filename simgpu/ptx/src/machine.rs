@@ -7,7 +7,11 @@ use crate::access::little;
 use crate::fault::FaultKind;
 use crate::launch::Limits;
 use crate::memory::Global;
-use crate::program::{CallSite, Callee, Carrier, Function, Initial, Instruction, Kernel, LARGEST_LOCAL, Op, Program, Slot, Special};
+use crate::model::{LaunchModel, ThreadModel};
+use crate::order::Scope;
+use crate::program::{
+    CallSite, Callee, Carrier, Function, Initial, Instruction, Kernel, LARGEST_LOCAL, Meeting, Op, Program, Slot, Special,
+};
 use crate::syntax::Prototype;
 use crate::types::Space;
 
@@ -47,6 +51,7 @@ pub(crate) struct Thread {
     local: usize,
     callers: Vec<Caller>,
     executed: u64,
+    pub(crate) model: ThreadModel,
 }
 
 /// The limit of kept threads: the most threads of a block.
@@ -105,6 +110,8 @@ pub(crate) struct Machine<'m> {
     pub(crate) parameters: &'m [u8],
     pub(crate) globals: u64,
     pub(crate) global: Global<'m>,
+    /// The memory order, unless it is that of the host.
+    pub(crate) model: Option<LaunchModel<'m>>,
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
     /// The running block, and its shared memory.
@@ -140,6 +147,7 @@ impl Machine<'_> {
             local: 0,
             callers: Vec::new(),
             executed: 0,
+            model: ThreadModel::default(),
         };
         self.fill(&mut thread, &function.initial);
         thread
@@ -197,11 +205,16 @@ impl Machine<'_> {
     /// Runs a thread for one turn. On a fault the thread stays at the faulting step.
     pub(crate) fn run(&mut self, thread: &mut Thread) -> Result<(), FaultKind> {
         let program = self.program;
+        self.go_on(&mut thread.model);
         let turn = self.turn(thread.executed);
         let mut left = turn;
         let result = loop {
             let function = program.function(thread.function);
-            match self.go(function, thread, &mut left, turn) {
+            let outcome = match self.model {
+                None => self.go::<false>(function, thread, &mut left, turn),
+                Some(_) => self.go::<true>(function, thread, &mut left, turn),
+            };
+            match outcome {
                 Ok(true) => {}
                 Ok(false) => break Ok(()),
                 Err(fault) => break Err(fault),
@@ -218,18 +231,20 @@ impl Machine<'_> {
     }
 
     /// Returns the steps that a thread may run now.
-    fn turn(&self, executed: u64) -> u64 {
+    fn turn(&mut self, executed: u64) -> u64 {
         let left = self.limits.instructions.saturating_sub(executed);
+        let turn = self.model.as_mut().map_or(self.limits.turn, |model| model.turn().min(self.limits.turn));
         match (self.limits.patience.is_zero(), left) {
             (true, _) if self.idle > self.limits.instructions => left,
-            (true, _) => left.min(self.limits.turn),
-            (false, 0) => self.limits.turn,
-            (false, _) => left.min(self.limits.turn),
+            (true, _) => left.min(turn),
+            (false, 0) => turn,
+            (false, _) => left.min(turn),
         }
     }
 
-    /// Runs steps of one function; returns whether to continue in another one.
-    fn go(&mut self, function: &Function, thread: &mut Thread, left: &mut u64, turn: u64) -> Result<bool, FaultKind> {
+    /// Runs steps of one function, with or without a model of the memory order; returns whether to continue in another
+    /// one.
+    fn go<const MODEL: bool>(&mut self, function: &Function, thread: &mut Thread, left: &mut u64, turn: u64) -> Result<bool, FaultKind> {
         let base = thread.base;
         let code = &function.code[..];
         let mut at = thread.at;
@@ -250,19 +265,31 @@ impl Machine<'_> {
                 }
                 Op::Load { access } => {
                     let access = &function.accesses[access as usize];
-                    if let Err(fault) = self.load(access, slots, &mut thread.memory) {
+                    let loaded = match MODEL {
+                        false => self.load(access, slots, &mut thread.memory),
+                        true => self.model_load(access, slots, &mut thread.memory, &mut thread.model),
+                    };
+                    if let Err(fault) = loaded {
                         break Err(fault);
                     }
                 }
                 Op::Store { access } => {
                     let access = &function.accesses[access as usize];
-                    if let Err(fault) = self.store(access, slots, &mut thread.memory) {
+                    let stored = match MODEL {
+                        false => self.store(access, slots, &mut thread.memory),
+                        true => self.model_store(access, slots, &mut thread.memory, &mut thread.model),
+                    };
+                    if let Err(fault) = stored {
                         break Err(fault);
                     }
                 }
                 Op::Atomic { access } => {
                     let access = &function.accesses[access as usize];
-                    if let Err(fault) = self.atomic(access, slots, &mut thread.memory) {
+                    let done = match MODEL {
+                        false => self.atomic(access, slots, &mut thread.memory),
+                        true => self.model_atomic(access, slots, &mut thread.memory, &mut thread.model),
+                    };
+                    if let Err(fault) = done {
                         break Err(fault);
                     }
                 }
@@ -277,20 +304,30 @@ impl Machine<'_> {
                 Op::Within { to, from, space } => slots[to as usize] = slots[from as usize].wrapping_sub(space.window()),
                 Op::IsIn { to, from, space } => slots[to as usize] = u64::from(Space::of_generic(slots[from as usize]).0 == space),
                 Op::Clock { to } => slots[to as usize] = thread.executed + turn - remaining,
-                Op::Fence => std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst),
+                Op::Fence { order } if MODEL => self.model_fence(order, &mut thread.model),
+                Op::Fence { .. } => std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst),
                 Op::Check { flag, register } => {
                     if slots[flag as usize] == 0 {
                         break Err(FaultKind::Unset(function.registers[register as usize].clone()));
                     }
                 }
                 Op::Barrier { site } => {
+                    if MODEL {
+                        self.release(&mut thread.model, Scope::Block);
+                        thread.model.met = function.barriers[site as usize].waits;
+                    }
                     thread.state = State::Barrier(site);
                     break Ok(false);
                 }
                 Op::Warp { site } => {
+                    if MODEL && matches!(function.warps[site as usize].meeting, Meeting::Sync) {
+                        self.release(&mut thread.model, Scope::Block);
+                        thread.model.met = true;
+                    }
                     thread.state = State::Meeting(site);
                     break Ok(false);
                 }
+                Op::Exit if MODEL && !self.ends(&mut thread.model) => break Ok(false),
                 Op::Exit => {
                     thread.state = State::Done;
                     break Ok(false);

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use crate::fault::FaultKind;
+use crate::model::MemoryModel;
 use crate::program::Alu;
 use crate::touched::Bytes;
 
@@ -27,6 +28,12 @@ pub struct Region {
 pub trait Memory: Sync {
     /// Returns the allocation that holds the byte at this address.
     fn find(&self, address: u64) -> Option<Region>;
+
+    /// Returns the memory order of the device on which the kernel runs. By default there is none, and all accesses have
+    /// the order of the host.
+    fn model(&self) -> Option<&MemoryModel> {
+        None
+    }
 }
 
 /// The global memory that a launch used, as sorted ranges of addresses: exact if an allocation has few ranges,

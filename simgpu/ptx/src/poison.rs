@@ -53,7 +53,9 @@ fn reads(function: &Function, op: &Op) -> Vec<Slot> {
             registers(&call.arguments).chain(pointer).collect()
         }
         Op::Return => registers(&function.results).collect(),
-        Op::Jump { .. } | Op::Clock { .. } | Op::Exit | Op::Trap | Op::Fence | Op::Unsupported { .. } | Op::Check { .. } => Vec::new(),
+        Op::Jump { .. } | Op::Clock { .. } | Op::Exit | Op::Trap | Op::Fence { .. } | Op::Unsupported { .. } | Op::Check { .. } => {
+            Vec::new()
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use crate::fault::FaultKind;
 use crate::link::Names;
 use crate::lower;
 use crate::module::Options;
+use crate::order::Order;
 use crate::syntax::{FunctionText, Prototype, Stands};
 use crate::types::{FUNCTIONS, Space};
 
@@ -89,7 +90,9 @@ pub(crate) enum Op {
     Return,
     Exit,
     Trap,
-    Fence,
+    Fence {
+        order: Order,
+    },
     /// Reads the number of instructions that this thread has run, as a clock.
     Clock {
         to: Slot,
@@ -120,6 +123,7 @@ pub(crate) struct Access {
     /// Widths of those registers in bits.
     pub(crate) width: u32,
     pub(crate) atomic: Option<Atomic>,
+    pub(crate) order: Order,
     /// The number of this access in the whole module.
     pub(crate) id: usize,
 }

@@ -5,6 +5,7 @@ use crate::call::{driver, put};
 use crate::code::{Code, Outcome};
 use crate::context;
 use crate::device;
+use crate::memory_model;
 use crate::state;
 
 /// Writes a text with its NUL, truncated to `room`.
@@ -26,6 +27,10 @@ unsafe fn put_text(place: *mut c_char, room: c_int, text: &str) -> Outcome {
 driver! {
     fn cuInit(flags: c_uint) {
         if flags != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        if let Err(why) = memory_model::check() {
+            let _ = std::io::stderr().write_all(format!("simulated GPU: {why}\n").as_bytes());
             return Err(Code::INVALID_VALUE);
         }
         let mut state = state::lock();

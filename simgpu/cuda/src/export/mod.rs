@@ -12,4 +12,5 @@ mod graph;
 mod ipc;
 mod memory;
 mod module;
+mod private;
 mod stream;

@@ -1,6 +1,7 @@
 //! Branches, calls and the ends of threads.
 
 use super::{Builder, Jump, Lowered, Symbol};
+use crate::order::Order;
 use crate::program::{CallSite, Callee, Carrier, Op, Slot};
 use crate::syntax::{Operand, Prototype, Text};
 use crate::types::Type;
@@ -15,7 +16,7 @@ impl<'a> Builder<'a, '_> {
             "ret" => Op::Return,
             "exit" => Op::Exit,
             "trap" | "brkpt" => Op::Trap,
-            "membar" | "fence" => Op::Fence,
+            "membar" | "fence" => Op::Fence { order: Order::of_fence(text.opcode, &text.suffixes) },
             // Instructions that only take time.
             _ => return Ok(()),
         };

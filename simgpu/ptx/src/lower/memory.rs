@@ -3,6 +3,7 @@
 use super::{Builder, Lowered, Place, Symbol};
 use crate::format::F32;
 use crate::integer::{self as int, instance};
+use crate::order::Order;
 use crate::program::{Access, Alu, Atomic, Initial, Op, Slot};
 use crate::syntax::{Literal, Operand, Text};
 use crate::types::{Space, Type};
@@ -17,6 +18,7 @@ struct Kind<'a> {
     operation: Vec<&'a str>,
     /// Whether a cache policy follows as an operand.
     policy: bool,
+    order: Order,
 }
 
 impl<'a> Builder<'a, '_> {
@@ -39,7 +41,14 @@ impl<'a> Builder<'a, '_> {
     }
 
     fn kind(&self, text: &Text<'a>) -> Lowered<Kind<'a>> {
-        let mut found = Kind { space: Space::Generic, element: Type::Pred, elements: 1, operation: Vec::new(), policy: false };
+        let mut found = Kind {
+            space: Space::Generic,
+            element: Type::Pred,
+            elements: 1,
+            operation: Vec::new(),
+            policy: false,
+            order: Order::of_access(&text.suffixes),
+        };
         for &suffix in &text.suffixes {
             match suffix {
                 "volatile" | "relaxed" | "acquire" | "release" | "acq_rel" | "weak" | "mmio" | "cta" | "gpu" | "sys" | "cluster" => {}
@@ -93,7 +102,7 @@ impl<'a> Builder<'a, '_> {
         let (base, offset, space) = self.address(address, kind.space)?;
         let id = self.next_access();
         let (bytes, sign) = (kind.element.bytes() as u32, kind.element.is_signed());
-        Ok(Access { space, base, offset, bytes, sign, slots, width, atomic: None, id })
+        Ok(Access { space, base, offset, bytes, sign, slots, width, atomic: None, order: kind.order, id })
     }
 
     fn add_access(&mut self, access: Access) -> u32 {

@@ -6,14 +6,21 @@ mod random;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use simgpu_ptx::{Fault, Launch, Memory, Module, Region, Touched, launch};
+use simgpu_ptx::{Fault, Launch, Memory, MemoryModel, Module, Region, Touched, launch};
 
 pub(crate) use random::Random;
 
-/// Allocations at invented addresses, far from each other.
-#[derive(Default)]
+/// Allocations at invented addresses, far from each other. `SIMGPU_MEMORY_MODEL=SEED` gives all of them a memory model.
 pub(crate) struct Device {
     allocations: Vec<(u64, u64, Vec<AtomicU64>)>,
+    model: Option<MemoryModel>,
+}
+
+impl Default for Device {
+    fn default() -> Self {
+        let seed = std::env::var("SIMGPU_MEMORY_MODEL").map(|seed| seed.parse().expect("SIMGPU_MEMORY_MODEL is a seed"));
+        Self { allocations: Vec::new(), model: seed.ok().map(MemoryModel::new) }
+    }
 }
 
 impl Device {
@@ -54,6 +61,32 @@ impl Memory for Device {
     fn find(&self, address: u64) -> Option<Region> {
         let found = self.allocations.iter().find(|(start, bytes, _)| address >= *start && address - start < *bytes)?;
         Some(Region { start: found.0, bytes: found.1, readable: found.1, host: found.2.as_ptr().cast_mut().cast() })
+    }
+
+    fn model(&self) -> Option<&MemoryModel> {
+        self.model.as_ref()
+    }
+}
+
+/// The memory of a device, as another device or the same one sees it, with a memory model.
+pub(crate) struct Modelled<'d> {
+    device: &'d Device,
+    model: MemoryModel,
+}
+
+impl<'d> Modelled<'d> {
+    pub(crate) fn new(device: &'d Device, seed: u64) -> Self {
+        Self { device, model: MemoryModel::new(seed) }
+    }
+}
+
+impl Memory for Modelled<'_> {
+    fn find(&self, address: u64) -> Option<Region> {
+        self.device.find(address)
+    }
+
+    fn model(&self) -> Option<&MemoryModel> {
+        Some(&self.model)
     }
 }
 
