@@ -665,6 +665,10 @@ pub(crate) mod bootstrap {
     pub(crate) const INTRODUCED: usize = 32;
     /// How long rank 0 serves the store after its own deadline, for ranks that started a little later.
     pub(crate) const LATE_LINGER: Duration = Duration::from_millis(500);
+    /// How long a rank 0 that cannot start serves the store, so that ranks that start a little later learn why.
+    pub(crate) const ARRIVAL: Duration = Duration::from_secs(10);
+    /// The pause between two looks at the number of ranks that have come.
+    pub(crate) const ARRIVAL_PAUSE: Duration = Duration::from_millis(20);
     /// Ranks per root of NCCL's bootstrap, if the library supports several roots.
     #[cfg(feature = "cuda")]
     pub(crate) const RANKS_PER_ROOT: usize = 256;

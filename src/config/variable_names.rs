@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 pub(super) const PREFIX: &str = "COLLECTIVES_";
 
 /// The variables that are read, without [`PREFIX`]. Those for devices are included in every build.
-pub(super) const KNOWN: [&str; 22] = [
+pub(super) const KNOWN: [&str; 24] = [
     "ALGORITHM",
     "CHECK_DEVICE_CALLS",
     "CHECK_THREADS",
@@ -22,10 +22,12 @@ pub(super) const KNOWN: [&str; 22] = [
     "LISTEN_ADDRESS",
     "METRICS",
     "NCCL_LIBRARY",
+    "PORT_RANGE",
     "REPRODUCIBLE",
     "SECRET",
     "SECRET_FILE",
     "SILENCE_TIMEOUT",
+    "SOCKET_IFNAME",
     "STALL_WARNING",
     "STATUS_SOCKET",
     "TIMEOUT",

@@ -298,7 +298,7 @@ mod tests {
     /// Returns both ends of a link over TCP.
     fn pair() -> [BackendLink; 2] {
         let limit = Deadline::after(Duration::from_secs(20));
-        let terms = net::Terms { secret: None, silence_timeout: Duration::from_secs(60) };
+        let terms = net::Terms { secret: None, silence_timeout: Duration::from_secs(60), ports: None };
         let mesh = |(rank, mut exchange): (usize, local::LocalExchange)| {
             Mesh::exchange(&mut exchange, rank, 2, true, [127, 0, 0, 1].into(), [7; 16], 0, &terms, &limit).unwrap()
         };

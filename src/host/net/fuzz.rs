@@ -54,7 +54,7 @@ fn settled<T: PartialEq + std::fmt::Debug>(data: &[u8], decode: impl Fn(&[u8]) -
 /// Sends any bytes to a listening rank, and checks that a correct peer that connects later still gets its link.
 pub fn acceptor(data: &[u8]) {
     let mut acceptor =
-        Acceptor::bind(Ipv4Addr::LOCALHOST.into(), ME, Terms { secret: None, silence_timeout: LIMIT }).expect("a port of this host");
+        Acceptor::bind(Ipv4Addr::LOCALHOST.into(), ME, Terms { secret: None, silence_timeout: LIMIT, ports: None }).expect("a port of this host");
     let address = acceptor.address().expect("bound");
     let mut pending = TcpStream::connect(address).expect("connected");
     // Lingering connections would exhaust the ports in a long run.

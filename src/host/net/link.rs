@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::tcp::TcpLink;
 use crate::authentication::{Cipher, Secret};
+use crate::config::PortRange;
 use crate::host::encrypted::EncryptedLink;
 use crate::host::link::ByteLink;
 
@@ -17,6 +18,8 @@ pub(crate) struct Terms {
     pub(crate) secret: Option<Secret>,
     /// How long a peer's host may leave data unanswered; zero: forever.
     pub(crate) silence_timeout: Duration,
+    /// The ports on which this rank may listen; `None` for all.
+    pub(crate) ports: Option<PortRange>,
 }
 
 /// A connection to a peer. It never blocks.

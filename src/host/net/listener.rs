@@ -15,6 +15,7 @@ use super::link::{Link, Terms};
 use super::{own_address, tcp};
 use crate::authentication::{self, Admission, AuthenticationError, Cipher, Purpose, Responder, Secret};
 use crate::base::tuning::{admission, net::BACKLOG};
+use crate::config::PortRange;
 use crate::host::link::ByteLink;
 
 /// Accepts connections, reads their hellos, and keeps the valid ones until they are taken.
@@ -25,6 +26,8 @@ pub(super) struct Acceptor {
     readiness: Arc<OwnedFd>,
     /// The congestion control that the system chose, for connections to other hosts.
     congestion_control: Option<Vec<u8>>,
+    /// By rank: whether it runs on this host, at whatever address. Empty if unknown.
+    pub(super) neighbours: Vec<bool>,
     me: Membership,
     terms: Terms,
     /// Connections that have not sent a hello.
@@ -40,15 +43,10 @@ pub(super) struct Acceptor {
 type Caller = (Channel, u32);
 
 impl Acceptor {
-    /// Listens on `ip`, and on no other address, at a port that the system chooses.
+    /// Listens on `ip`, and on no other address, at a port of the range that `terms` gives, or at one that the system
+    /// chooses.
     pub(super) fn bind(ip: IpAddr, me: Membership, terms: Terms) -> io::Result<Self> {
-        let address = own_address::to_listen_on(ip);
-        let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
-        // Accepted connections start with this congestion control: a connection that was paced once stays paced.
-        let congestion_control = SockRef::from(&socket).tcp_congestion().ok();
-        tcp::prefer_unpaced(SockRef::from(&socket));
-        socket.bind(&address.into())?;
-        socket.listen(BACKLOG)?;
+        let (socket, congestion_control) = PortRange::listen(terms.ports, own_address::to_listen_on(ip), listen)?;
         let listener = TcpListener::from(socket);
         let readiness = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&readiness, &listener, EventData::new_u64(0), EventFlags::IN)?;
@@ -56,6 +54,7 @@ impl Acceptor {
             listener,
             readiness: Arc::new(readiness),
             congestion_control,
+            neighbours: Vec::new(),
             me,
             terms,
             pending: Admission::new(admission::LINKS),
@@ -158,7 +157,7 @@ impl Acceptor {
 
     /// Adds a new connection to the unproven connections.
     fn take_in(&mut self, stream: TcpStream, from: SocketAddr, now: Instant) {
-        if let Err(error) = self.prepare(&stream, from) {
+        if let Err(error) = self.prepare(&stream) {
             crate::base::event::debug!("cannot set up a connection from {from}: {error}");
             return;
         }
@@ -167,14 +166,9 @@ impl Acceptor {
 
     /// Sets the options of an incoming connection, and registers it, so that its bytes wake a thread that waits for the
     /// listener.
-    fn prepare(&self, stream: &TcpStream, from: SocketAddr) -> io::Result<()> {
+    fn prepare(&self, stream: &TcpStream) -> io::Result<()> {
         stream.set_nonblocking(true)?;
         tcp::prepare(SockRef::from(stream), self.terms.silence_timeout)?;
-        if stream.local_addr()?.ip() == from.ip() || own_address::is_own(from) {
-            tcp::prefer_unpaced(SockRef::from(stream));
-        } else if let Some(name) = &self.congestion_control {
-            tcp::choose(SockRef::from(stream), name);
-        }
         Ok(epoll::add(&self.readiness, stream, EventData::new_u64(0), EventFlags::IN)?)
     }
 
@@ -220,6 +214,11 @@ impl Acceptor {
             let _ = epoll::delete(&self.readiness, &link);
         }
         let from = pending.from;
+        if !self.is_near(hello.sender.rank, &pending)
+            && let Some(name) = &self.congestion_control
+        {
+            tcp::choose(SockRef::from(&pending.stream), name);
+        }
         let mut link = pending.into_link(&self.terms);
         match link.say(&Answer::Welcome.to_bytes()) {
             Ok(()) => self.welcomed.push((caller, link)),
@@ -229,6 +228,12 @@ impl Acceptor {
                 crate::base::event::debug!("cannot send a welcome to rank {} at {from}: {error}", hello.sender.rank);
             }
         }
+    }
+
+    /// Whether the other end of a connection, which is this rank, runs on this host.
+    fn is_near(&self, rank: u32, pending: &PendingConnection) -> bool {
+        let is_own = |own: SocketAddr| own.ip() == pending.from.ip() || own_address::is_own(pending.from);
+        self.neighbours.get(rank as usize).is_some_and(|is_near| *is_near) || pending.stream.local_addr().is_ok_and(is_own)
     }
 
     /// Turns confirmed connections into links.
@@ -249,6 +254,22 @@ impl Acceptor {
             }
         }
     }
+}
+
+/// Returns a socket that listens at an address, and the congestion control that the system had chosen for it.
+fn listen(address: SocketAddr) -> io::Result<(Socket, Option<Vec<u8>>)> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
+    // Accepted connections start with this congestion control, and keep it if the peer runs on this host: a connection
+    // that was paced once stays paced.
+    let congestion_control = SockRef::from(&socket).tcp_congestion().ok();
+    tcp::prefer_unpaced(SockRef::from(&socket));
+    if address.port() != 0 {
+        // Closing connections of an earlier listener must not block the port.
+        socket.set_reuse_address(true)?;
+    }
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok((socket, congestion_control))
 }
 
 /// A connection that has not sent a complete hello.

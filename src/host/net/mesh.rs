@@ -16,6 +16,7 @@ use super::own_address;
 use crate::base::deadline::Deadline;
 use crate::base::event;
 use crate::base::tuning::net::OPENING_SLICE;
+use crate::config::PortRange;
 use crate::error::{Error, Peer, Result};
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::exchange::Exchange;
@@ -32,6 +33,8 @@ pub(crate) struct Mesh {
     terms: Terms,
     /// By rank; `None` for ranks that do not listen.
     addresses: Vec<Option<SocketAddr>>,
+    /// By rank: whether it runs on this host, at whatever address. Empty if unknown.
+    neighbours: Vec<bool>,
     /// `None` if this rank does not listen.
     listening: Option<Listening>,
     /// The reason why links cannot be opened, if this process lacks resources for it.
@@ -86,7 +89,16 @@ impl Mesh {
             acceptor?.map(|(acceptor, _)| Listening { readiness: acceptor.readiness(), acceptor: Arc::new(Mutex::new(acceptor)) });
         let addresses = read_addresses(&gathered?, world_size, deadline)?;
         let addresses = addresses.into_iter().map(|address| Some(own_address::seen_from(listen, address?))).collect();
-        Ok(Self { me, terms: terms.clone(), addresses, listening, lack: OnceLock::new() })
+        Ok(Self { me, terms: terms.clone(), addresses, neighbours: Vec::new(), listening, lack: OnceLock::new() })
+    }
+
+    /// Records, by rank, which ranks run on this host. Their addresses do not show that if they are in another network
+    /// namespace. Call this before any link is opened.
+    pub(crate) fn set_neighbours(&mut self, neighbours: Vec<bool>) {
+        if let Some(listening) = &self.listening {
+            event::lock(&listening.acceptor).neighbours.clone_from(&neighbours);
+        }
+        self.neighbours = neighbours;
     }
 
     /// Returns the address that a rank listens on; `None` if it does not listen.
@@ -113,7 +125,8 @@ impl Mesh {
             return failed;
         }
         let my_ip = self.addresses[self.me.rank as usize].map(|address| address.ip());
-        let same_host = my_ip == Some(address.ip()) || own_address::is_own(address);
+        let is_neighbour = self.neighbours.get(peer).is_some_and(|is_near| *is_near);
+        let same_host = is_neighbour || my_ip == Some(address.ip()) || own_address::is_own(address);
         let collective = self.listening.as_ref().filter(|_| channel == Channel::Collective);
         let acceptor = collective.map(|listening| Arc::clone(&listening.acceptor));
         Ok(Connector::new(address, hello, self.terms.clone(), same_host, acceptor))
@@ -239,7 +252,7 @@ fn start_listening(listen: IpAddr, me: Membership, terms: &Terms) -> Result<(Acc
     if listen.is_unspecified() {
         return Err(Error::config(format!("listen address {listen}"), "peers cannot connect to it; set one address of this host"));
     }
-    let doing = |source: io::Error| Error::io(format!("listening for peers on {listen}"), source);
+    let doing = |error: io::Error| PortRange::error(format!("listening for peers on {listen}"), error);
     let acceptor = Acceptor::bind(listen, me, terms.clone()).map_err(doing)?;
     let address = acceptor.address().map_err(doing)?;
     if terms.secret.is_none() && !listen.is_loopback() {

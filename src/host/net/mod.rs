@@ -10,6 +10,7 @@ mod connector;
 pub(crate) mod fuzz;
 mod hello;
 pub(crate) mod identity;
+pub(crate) mod interfaces;
 mod link;
 mod listener;
 pub(crate) mod mesh;

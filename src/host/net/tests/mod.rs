@@ -34,7 +34,7 @@ fn soon() -> Deadline {
 }
 
 fn terms(secret: Option<Secret>) -> Terms {
-    Terms { secret, silence_timeout: SILENCE_TIMEOUT }
+    Terms { secret, silence_timeout: SILENCE_TIMEOUT, ports: None }
 }
 
 fn shuffled(random: &mut Random, mut items: Vec<usize>) -> Vec<usize> {
