@@ -125,8 +125,8 @@ impl fmt::Display for Waiting {
 /// `trace`, `trace_dir`, `metrics_dir`, `metrics_address`, `device_scratch_bytes`, `listen_address`, `interfaces`,
 /// `port_range` and `host_identity`.
 ///
-/// When the ranks start, they compare `transport`, `reproducible`, `algorithms`, `encrypt` and `check_device_calls`.
-/// The start fails with [`Conflict`](Error::Conflict) if these settings differ, and with
+/// When the ranks start, they compare `transport`, `reproducible`, `algorithms`, `connections`, `encrypt` and
+/// `check_device_calls`. The start fails with [`Conflict`](Error::Conflict) if these settings differ, and with
 /// [`Unauthorized`](Error::Unauthorized) if the secrets differ. But if the store is served over TCP, a rank whose
 /// `encrypt` differs from the server's gets `Unauthorized`, because the server refuses the rank's connection before the
 /// ranks compare anything.
@@ -246,6 +246,12 @@ pub struct Config {
     /// their own. Choose a range outside `net.ipv4.ip_local_port_range`: in that range, Linux may give the ports to
     /// other connections. Default: `None`, so Linux chooses. Variable: `COLLECTIVES_PORT_RANGE` (`LOW:HIGH`).
     pub port_range: Option<PortRange>,
+    /// The number of TCP connections to each peer that carry the data of collectives, from 1 to 16. If there are
+    /// several, the data takes turns on them in stripes of 128 KiB. This helps if one connection does not fill the
+    /// network, because packets are lost, or because the network limits each connection. Each further connection costs
+    /// one file descriptor for each peer. Messages, and links that are encrypted, use one connection. All ranks must
+    /// have the same number. Default: 1. Variable: `COLLECTIVES_CONNECTIONS`.
+    pub connections: usize,
     /// The number of calls of each kind (collectives, messages, device calls) that the flight recorder keeps, rounded
     /// up to a power of two. With 0, the flight recorder is off. Default: 1024. Variable:
     /// `COLLECTIVES_FLIGHT_RECORDER`.
@@ -390,6 +396,7 @@ impl Default for Config {
             listen_address: None,
             interfaces: None,
             port_range: None,
+            connections: 1,
             flight_recorder_calls: 1024,
             flight_recorder_dir: None,
             stall_warning: Duration::from_secs(30),
@@ -434,6 +441,14 @@ impl Config {
         }
         self.interfaces = self.interfaces.map_or_else(|| parsed(read, "COLLECTIVES_SOCKET_IFNAME"), |given| Ok(Some(given)))?;
         self.port_range = self.port_range.map_or_else(|| parsed(read, "COLLECTIVES_PORT_RANGE"), |given| Ok(Some(given)))?;
+        if let Some(connections) = read("COLLECTIVES_CONNECTIONS").filter(|_| self.connections == default.connections) {
+            let expected = "the number of TCP connections to each peer, from 1 to 16";
+            self.connections = connections.parse().map_err(|_| wrong("COLLECTIVES_CONNECTIONS", &connections, expected))?;
+        }
+        if !(1..=Self::MAX_CONNECTIONS).contains(&self.connections) {
+            let what = format!("COLLECTIVES_CONNECTIONS={} (or Config::connections)", self.connections);
+            return Err(Error::config(what, "expected 1 to 16 TCP connections to each peer"));
+        }
         if self.secret.is_none() {
             self.secret = secret(read)?;
         }
@@ -504,6 +519,9 @@ impl Config {
     pub fn silence_timeout_from_env() -> Result<Duration> {
         silence_timeout(&environment)
     }
+
+    /// The largest number of connections of a link.
+    pub(crate) const MAX_CONNECTIONS: usize = 16;
 
     /// The largest number of calls that a recorder may keep. They take 1 GiB.
     pub(crate) const MAX_FLIGHT_RECORDER_CALLS: usize = 1 << 24;

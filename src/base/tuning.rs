@@ -184,6 +184,9 @@ pub(crate) mod net {
     /// Records of an encrypted link that go in one write, and records that are read at once.
     pub(crate) const RECORDS_WRITTEN: usize = 4;
     pub(crate) const RECORDS_READ: usize = 2;
+    /// Bytes that go over one connection of a link before the next connection takes its turn. With fewer bytes, there
+    /// are more system calls. With more bytes, the other connections are idle for longer.
+    pub(crate) const STRIPE_BYTES: usize = 128 << 10;
     /// How long a broken stream does not yet count as a lost peer. In this time, a peer that knows the cause can report
     /// it.
     pub(crate) const BROKEN_GRACE: Duration = Duration::from_millis(200);

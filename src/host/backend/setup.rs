@@ -118,7 +118,12 @@ impl HostBackend {
             }
             None => topology,
         };
-        let terms = Terms { secret: config.secret.clone(), silence_timeout: config.silence_timeout, ports: config.port_range };
+        let terms = Terms {
+            secret: config.secret.clone(),
+            silence_timeout: config.silence_timeout,
+            connections: config.connections.clamp(1, Config::MAX_CONNECTIONS) as u8,
+            ports: config.port_range,
+        };
         let needs_listener = !topology.is_one_host() && world_size > 1;
         let mut mesh = Mesh::exchange(exchange, rank, world_size, needs_listener, listen, facts[0].nonce, 0, &terms, deadline)?;
         check_reach(&facts, &peers, |rank| mesh.address(rank))?;
@@ -271,6 +276,9 @@ impl HostFacts {
     fn settings_of(config: &Config) -> String {
         let algorithms = if config.algorithms.is_empty() { "auto".to_owned() } else { config.algorithms.to_string() };
         let mut settings = format!("transport {}, reproducible {}, algorithm {algorithms}", config.transport, config.reproducible);
+        if config.connections > 1 {
+            settings.push_str(&format!(", {} connections (COLLECTIVES_CONNECTIONS or Config::connections)", config.connections));
+        }
         if config.encrypt {
             settings.push_str(", encrypted (COLLECTIVES_ENCRYPT or Config::encrypt)");
         }

@@ -32,15 +32,15 @@ pub(super) struct Acceptor {
     terms: Terms,
     /// Connections that have not sent a hello.
     pending: Admission<PendingConnection>,
-    /// Connections that were welcomed and have not confirmed. At most one for each channel and rank, so they need no
+    /// Connections that were welcomed and have not confirmed. At most one for each connection of a link, so they need no
     /// time limit.
     welcomed: Vec<(Caller, Link)>,
-    /// Links that have not been taken yet: at most one for each channel and rank.
+    /// Links that have not been taken yet: at most one for each connection of a link.
     ready: Vec<(Caller, Link)>,
 }
 
-/// The other end: the link's purpose and the peer's rank.
-type Caller = (Channel, u32);
+/// The other end: the link's purpose, the connection's number in the link, and the peer's rank.
+type Caller = (Channel, u8, u32);
 
 impl Acceptor {
     /// Listens on `ip`, and on no other address, at a port of the range that `terms` gives, or at one that the system
@@ -84,15 +84,15 @@ impl Acceptor {
         Some(error.raw_os_error().map_or_else(|| error.kind().into(), io::Error::from_raw_os_error))
     }
 
-    /// Takes the link of this kind that `rank` has opened, if it has.
-    pub(super) fn take(&mut self, channel: Channel, rank: u32) -> Option<Link> {
-        let at = self.ready.iter().position(|(caller, _)| *caller == (channel, rank))?;
+    /// Takes this connection of a link of this kind if `rank` has opened it.
+    pub(super) fn take(&mut self, channel: Channel, connection: u8, rank: u32) -> Option<Link> {
+        let at = self.ready.iter().position(|(caller, _)| *caller == (channel, connection, rank))?;
         Some(self.ready.swap_remove(at).1)
     }
 
     /// Takes all links of this kind that peers have opened since the last call.
     pub(super) fn take_all(&mut self, channel: Channel) -> Vec<(usize, Link)> {
-        self.ready.extract_if(.., |((kind, _), _)| *kind == channel).map(|((_, rank), link)| (rank as usize, link)).collect()
+        self.ready.extract_if(.., |((kind, ..), _)| *kind == channel).map(|((.., rank), link)| (rank as usize, link)).collect()
     }
 
     /// Does the work of [`Acceptor::poll`] at a given time.
@@ -204,7 +204,12 @@ impl Acceptor {
 
     /// Welcomes a peer, unless the link it requests exists already.
     fn welcome(&mut self, pending: PendingConnection, hello: &Hello) {
-        let caller = (hello.channel, hello.sender.rank);
+        let caller = (hello.channel, hello.connection, hello.sender.rank);
+        let connections = self.terms.connections_of(hello.channel);
+        if hello.connection >= connections {
+            let text = format!("it opens connection {} of a link, but links of this kind have {connections} here", hello.connection);
+            return self.refuse(pending, Refusal::new(Reason::Connection, text));
+        }
         if self.ready.iter().any(|(other, _)| *other == caller) {
             let text = format!("rank {} already has a link of this kind", hello.sender.rank);
             return self.refuse(pending, Refusal::new(Reason::Duplicate, text));
@@ -243,13 +248,13 @@ impl Acceptor {
             match link.try_read(&mut word) {
                 Ok(1) if word[0] == CONFIRM => match epoll::delete(&self.readiness, &link) {
                     Ok(()) => self.ready.push((caller, link)),
-                    Err(error) => crate::base::event::warn!("cannot remove the link of rank {} from the poll: {error}", caller.1),
+                    Err(error) => crate::base::event::warn!("cannot remove the link of rank {} from the poll: {error}", caller.2),
                 },
                 Err(error) if is_not_yet(&error) => self.welcomed.push((caller, link)),
                 // The peer gave up or is gone. If it needs the link, it will try again.
                 other => {
                     self.unwatch(&link);
-                    crate::base::event::debug!("rank {} did not confirm: {other:?}, {word:?}", caller.1);
+                    crate::base::event::debug!("rank {} did not confirm: {other:?}, {word:?}", caller.2);
                 }
             }
         }

@@ -12,6 +12,7 @@ use super::connector::Connector;
 use super::hello::{Hello, Membership, REFUSAL_TEXT_BYTES, quote};
 use super::link::{Link, Terms};
 use super::listener::Acceptor;
+use super::opening::Opening;
 use super::own_address;
 use crate::base::deadline::Deadline;
 use crate::base::event;
@@ -106,10 +107,15 @@ impl Mesh {
         self.addresses.get(rank).copied().flatten()
     }
 
+    /// Returns the number of connections of each link for collectives.
+    pub(crate) fn connections(&self) -> u8 {
+        self.terms.connections_of(Channel::Collective)
+    }
+
     /// Returns a link to `peer` that is yet to be opened, or an error if that is impossible. A caller that opens one
     /// for messages must call [`Mesh::accepted`] now and then, because the peer may be waiting for this rank at the
     /// same time.
-    pub(crate) fn connecting(&self, channel: Channel, peer: usize) -> std::result::Result<Connector, Interrupted> {
+    pub(crate) fn connecting(&self, channel: Channel, peer: usize) -> std::result::Result<Opening, Interrupted> {
         let failed = Err(AbortReason::Failed { rank: self.me.rank }.into());
         let Some(receiver) = u32::try_from(peer).ok().filter(|rank| *rank < self.me.world_size && *rank != self.me.rank) else {
             event::error!("rank {} of {} cannot open a link to rank {peer}", self.me.rank, self.me.world_size);
@@ -119,7 +125,7 @@ impl Mesh {
             event::error!("rank {} needs a link to rank {peer}, which does not listen", self.me.rank);
             return failed;
         };
-        let hello = Hello { channel, sender: self.me, receiver };
+        let hello = Hello { channel, connection: 0, sender: self.me, receiver };
         if hello.is_opened_by_receiver() && self.listening.is_none() {
             event::error!("rank {} waits for a link from rank {peer} but does not listen", self.me.rank);
             return failed;
@@ -128,8 +134,9 @@ impl Mesh {
         let is_neighbour = self.neighbours.get(peer).is_some_and(|is_near| *is_near);
         let same_host = is_neighbour || my_ip == Some(address.ip()) || own_address::is_own(address);
         let collective = self.listening.as_ref().filter(|_| channel == Channel::Collective);
-        let acceptor = collective.map(|listening| Arc::clone(&listening.acceptor));
-        Ok(Connector::new(address, hello, self.terms.clone(), same_host, acceptor))
+        let acceptor = || collective.map(|listening| Arc::clone(&listening.acceptor));
+        let hellos = (0..self.terms.connections_of(channel)).map(|connection| Hello { connection, ..hello });
+        Ok(Opening::new(hellos.map(|hello| Connector::new(address, hello, self.terms.clone(), same_host, acceptor()))))
     }
 
     /// Opens the links to all `peers` at the same time, and waits for them. `interrupted` is called now and then: if it
@@ -169,7 +176,7 @@ impl Mesh {
                 opening.iter().for_each(|(_, connector)| event::warn!("no link to {}", connector.progress()));
                 return Err(self.timed_out(opening.iter().map(|(peer, _)| *peer), open.iter().map(|(peer, _)| *peer)));
             }
-            self.wait(opening.iter().filter_map(|(_, connector)| connector.interest()).collect(), deadline);
+            self.wait(opening.iter().flat_map(|(_, connector)| connector.interests()).collect(), deadline);
         }
     }
 
