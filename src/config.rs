@@ -2,8 +2,10 @@
 
 #[cfg(feature = "cuda")]
 pub(crate) mod device_environment;
+mod interfaces;
 #[cfg(feature = "cuda")]
 pub(crate) mod nccl;
+mod port_range;
 mod variable_names;
 
 use std::fmt;
@@ -22,6 +24,9 @@ use crate::call::algorithm::AlgorithmRanges;
 use crate::config::nccl::{CheckDeviceCalls, NcclConfig, NcclLibrary};
 use crate::error::{Error, Result};
 use crate::observe::Observer;
+
+pub use interfaces::Interfaces;
+pub use port_range::PortRange;
 
 /// The links that the host backend may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -117,10 +122,11 @@ impl fmt::Display for Waiting {
 ///
 /// **Use the same settings on every rank.** Only the following settings may differ: `timeout`, `waiting`,
 /// `check_threads`, `flight_recorder_calls`, `flight_recorder_dir`, `stall_warning`, `status_socket`, `observer`,
-/// `trace`, `trace_dir`, `metrics_dir`, `metrics_address`, `device_scratch_bytes`, `listen_address` and `host_identity`.
+/// `trace`, `trace_dir`, `metrics_dir`, `metrics_address`, `device_scratch_bytes`, `listen_address`, `interfaces`,
+/// `port_range` and `host_identity`.
 ///
-/// When the ranks start, they compare `transport`, `reproducible`, `algorithms`, `encrypt` and `check_device_calls`.
-/// The start fails with [`Conflict`](Error::Conflict) if these settings differ, and with
+/// When the ranks start, they compare `transport`, `reproducible`, `algorithms`, `connections`, `encrypt` and
+/// `check_device_calls`. The start fails with [`Conflict`](Error::Conflict) if these settings differ, and with
 /// [`Unauthorized`](Error::Unauthorized) if the secrets differ. But if the store is served over TCP, a rank whose
 /// `encrypt` differs from the server's gets `Unauthorized`, because the server refuses the rank's connection before the
 /// ranks compare anything.
@@ -227,6 +233,25 @@ pub struct Config {
     /// listens on the address from which it reaches rank 0's store. If there is no such address (for a store in a file,
     /// or your own store), the rank listens on the loopback interface. Variable: `COLLECTIVES_LISTEN_ADDRESS`.
     pub listen_address: Option<std::net::IpAddr>,
+    /// The network interfaces on which this rank may listen for peers of other hosts. The rank chooses an interface
+    /// that is up, by the first name in the list that fits. Of the addresses there, it prefers the address from which
+    /// it reaches rank 0's store. If the list only excludes names, the loopback interface comes last. The start fails
+    /// with [`Config`](Error::Config) if no interface fits, or if `listen_address` is not an address of one that fits.
+    /// Default: `None`, so all interfaces. Variable: `COLLECTIVES_SOCKET_IFNAME`, in the syntax of
+    /// `NCCL_SOCKET_IFNAME`: see [`Interfaces`].
+    pub interfaces: Option<Interfaces>,
+    /// The ports on which this rank may listen. A rank needs one port for the job, and one more for each of its
+    /// communicators that uses TCP. Ranks of one host can share a range. If no port of the range is free, the start
+    /// fails with [`Config`](Error::Config). The port of the store and the port of `metrics_address` are settings of
+    /// their own. Choose a range outside `net.ipv4.ip_local_port_range`: in that range, Linux may give the ports to
+    /// other connections. Default: `None`, so Linux chooses. Variable: `COLLECTIVES_PORT_RANGE` (`LOW:HIGH`).
+    pub port_range: Option<PortRange>,
+    /// The number of TCP connections to each peer that carry the data of collectives, from 1 to 16. If there are
+    /// several, the data takes turns on them in stripes of 128 KiB. This helps if one connection does not fill the
+    /// network, because packets are lost, or because the network limits each connection. Each further connection costs
+    /// one file descriptor for each peer. Messages, and links that are encrypted, use one connection. All ranks must
+    /// have the same number. Default: 1. Variable: `COLLECTIVES_CONNECTIONS`.
+    pub connections: usize,
     /// The number of calls of each kind (collectives, messages, device calls) that the flight recorder keeps, rounded
     /// up to a power of two. With 0, the flight recorder is off. Default: 1024. Variable:
     /// `COLLECTIVES_FLIGHT_RECORDER`.
@@ -369,6 +394,9 @@ impl Default for Config {
             keep_store: false,
             check_threads: cfg!(debug_assertions),
             listen_address: None,
+            interfaces: None,
+            port_range: None,
+            connections: 1,
             flight_recorder_calls: 1024,
             flight_recorder_dir: None,
             stall_warning: Duration::from_secs(30),
@@ -410,6 +438,16 @@ impl Config {
             // The interface after `%` is looked up instead: the address belongs to this host.
             let ip = address.split_once('%').map_or(&*address, |(ip, _)| ip);
             self.listen_address = Some(ip.parse().map_err(|_| wrong("COLLECTIVES_LISTEN_ADDRESS", &address, "an IP address"))?);
+        }
+        self.interfaces = self.interfaces.map_or_else(|| parsed(read, "COLLECTIVES_SOCKET_IFNAME"), |given| Ok(Some(given)))?;
+        self.port_range = self.port_range.map_or_else(|| parsed(read, "COLLECTIVES_PORT_RANGE"), |given| Ok(Some(given)))?;
+        if let Some(connections) = read("COLLECTIVES_CONNECTIONS").filter(|_| self.connections == default.connections) {
+            let expected = "the number of TCP connections to each peer, from 1 to 16";
+            self.connections = connections.parse().map_err(|_| wrong("COLLECTIVES_CONNECTIONS", &connections, expected))?;
+        }
+        if !(1..=Self::MAX_CONNECTIONS).contains(&self.connections) {
+            let what = format!("COLLECTIVES_CONNECTIONS={} (or Config::connections)", self.connections);
+            return Err(Error::config(what, "expected 1 to 16 TCP connections to each peer"));
         }
         if self.secret.is_none() {
             self.secret = secret(read)?;
@@ -482,6 +520,9 @@ impl Config {
         silence_timeout(&environment)
     }
 
+    /// The largest number of connections of a link.
+    pub(crate) const MAX_CONNECTIONS: usize = 16;
+
     /// The largest number of calls that a recorder may keep. They take 1 GiB.
     pub(crate) const MAX_FLIGHT_RECORDER_CALLS: usize = 1 << 24;
 }
@@ -503,6 +544,11 @@ const JOIN: &str = "COLLECTIVES_JOIN";
 
 /// The variable with the path of the file to which a process writes its join address.
 const JOIN_FILE: &str = "COLLECTIVES_JOIN_FILE";
+
+/// Reads a variable whose type parses itself; `None` if it is not set.
+fn parsed<T: FromStr<Err = Error>>(read: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<Option<T>> {
+    read(name).map(|text| text.parse().map_err(|error| of_variable(name, &text, error))).transpose()
+}
 
 /// Reads a variable that is a number of seconds.
 fn seconds(read: &dyn Fn(&str) -> Option<String>, name: &str) -> Result<Option<Duration>> {

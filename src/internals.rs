@@ -165,7 +165,7 @@ impl Link {
 
     fn tcp_with(secret: Option<&Secret>) -> Result<Vec<Self>> {
         let listen = Ipv4Addr::LOCALHOST.into();
-        let terms = &net::Terms { secret: secret.cloned(), silence_timeout: LIMIT };
+        let terms = &net::Terms { secret: secret.cloned(), silence_timeout: LIMIT, connections: 1, ports: None };
         let meshes =
             exchanging(2, |rank, exchange| Mesh::exchange(exchange, rank, 2, true, listen, [7; 16], 0, terms, &Deadline::after(LIMIT)))?;
         let deadline = Deadline::after(LIMIT);

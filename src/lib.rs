@@ -125,6 +125,12 @@ pub mod nccl {
     };
 }
 
+/// The network interfaces and ports on which a rank listens: the types of [`Config::interfaces`] and
+/// [`Config::port_range`].
+pub mod network {
+    pub use crate::config::{Interfaces, PortRange};
+}
+
 /// The stores through which the ranks of a job find each other: over TCP (with PyTorch's protocol), in a file, or in
 /// memory. Also the trait for your own store.
 pub mod store {

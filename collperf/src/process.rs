@@ -49,8 +49,9 @@ impl Process {
 /// Returns the address by which ranks on other hosts reach this one; `None` if there are no other hosts.
 fn address(comm: &Communicator) -> Result<Option<IpAddr>, Failure> {
     // Hosts may share a name, as containers do; the library knows better which ranks share a host.
-    if comm.local_world_size() == comm.world_size() || comm.config().listen_address.is_some() {
-        return Ok(comm.config().listen_address);
+    let config = comm.config();
+    if comm.local_world_size() == comm.world_size() || config.listen_address.is_some() || config.interfaces.is_some() {
+        return Ok(config.listen_address);
     }
     let peers = comm.peers();
     let here = &peers[comm.rank()].host;

@@ -29,10 +29,10 @@ _TAGS = 1 << 32
 def _address():
     """
     Returns the address from which this host reaches the master. Other hosts reach this host there. None if there is no
-    master address, or if it cannot be resolved.
+    master address, if it cannot be resolved, or if COLLECTIVES_SOCKET_IFNAME selects the address.
     """
     master = os.environ.get("MASTER_ADDR")
-    if not master:
+    if not master or "COLLECTIVES_SOCKET_IFNAME" in os.environ:
         return None
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(master, int(os.environ.get("MASTER_PORT", "1")), type=socket.SOCK_DGRAM)[0]

@@ -184,6 +184,9 @@ pub(crate) mod net {
     /// Records of an encrypted link that go in one write, and records that are read at once.
     pub(crate) const RECORDS_WRITTEN: usize = 4;
     pub(crate) const RECORDS_READ: usize = 2;
+    /// Bytes that go over one connection of a link before the next connection takes its turn. With fewer bytes, there
+    /// are more system calls. With more bytes, the other connections are idle for longer.
+    pub(crate) const STRIPE_BYTES: usize = 128 << 10;
     /// How long a broken stream does not yet count as a lost peer. In this time, a peer that knows the cause can report
     /// it.
     pub(crate) const BROKEN_GRACE: Duration = Duration::from_millis(200);
@@ -665,6 +668,10 @@ pub(crate) mod bootstrap {
     pub(crate) const INTRODUCED: usize = 32;
     /// How long rank 0 serves the store after its own deadline, for ranks that started a little later.
     pub(crate) const LATE_LINGER: Duration = Duration::from_millis(500);
+    /// How long a rank 0 that cannot start serves the store, so that ranks that start a little later learn why.
+    pub(crate) const ARRIVAL: Duration = Duration::from_secs(10);
+    /// The pause between two looks at the number of ranks that have come.
+    pub(crate) const ARRIVAL_PAUSE: Duration = Duration::from_millis(20);
     /// Ranks per root of NCCL's bootstrap, if the library supports several roots.
     #[cfg(feature = "cuda")]
     pub(crate) const RANKS_PER_ROOT: usize = 256;

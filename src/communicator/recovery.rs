@@ -14,6 +14,7 @@ use std::time::Duration;
 use crate::authentication::Secret;
 use crate::base::event;
 use crate::base::tuning::recovery::{ANSWER, LINGER, PROBE};
+use crate::config::PortRange;
 use crate::error::{Error, Result};
 use crate::host::net::own_address::to_listen_on;
 use crate::rendezvous::{self, Store, TcpStore, TcpStoreServer};
@@ -26,10 +27,21 @@ pub(in crate::communicator) type PeerWatch = Box<dyn Fn() -> Option<String>>;
 pub(in crate::communicator) struct RecoveryListener(Arc<Mutex<Own>>);
 
 impl RecoveryListener {
-    /// Listens on this address, at a port that the system chooses. If that fails, the reason is kept for later errors.
-    pub(in crate::communicator) fn new(listen: IpAddr) -> Self {
-        let missing = |error| Own::Missing(format!("listening on {listen}: {error}"));
-        Self(Arc::new(Mutex::new(rendezvous::listen(to_listen_on(listen)).map_or_else(missing, Own::Closed))))
+    /// Listens on this address, at a port of the range, or at one that the system chooses. If that fails, the reason is
+    /// kept for later errors.
+    ///
+    /// # Errors
+    ///
+    /// `Config` if no port of the range is free.
+    pub(in crate::communicator) fn new(listen: IpAddr, ports: Option<PortRange>) -> Result<Self> {
+        let own = match PortRange::listen(ports, to_listen_on(listen), rendezvous::listen) {
+            Ok(listener) => Own::Closed(listener),
+            Err(error) => match PortRange::exhausted(&error) {
+                Some(exhausted) => return Err(exhausted),
+                None => Own::Missing(format!("listening on {listen}: {error}")),
+            },
+        };
+        Ok(Self(Arc::new(Mutex::new(own))))
     }
 
     /// Returns the listener's address.
@@ -221,7 +233,7 @@ mod tests {
     #[test]
     fn a_recovery_listener_tells_who_lives_before_it_opens() {
         let here = IpAddr::from([127, 0, 0, 1]);
-        let (mine, theirs) = (RecoveryListener::new(here), RecoveryListener::new(here));
+        let (mine, theirs) = (RecoveryListener::new(here, None).unwrap(), RecoveryListener::new(here, None).unwrap());
         let recovery_listeners = vec![mine.address(), theirs.address(), None];
         let listeners = RecoveryListeners::new(mine, recovery_listeners.clone(), None);
         assert_eq!([0, 1, 2].map(|place| listeners.probe(place)), [Probe::Alive, Probe::Alive, Probe::NoAnswer]);
@@ -240,7 +252,7 @@ mod tests {
 
     #[test]
     fn a_rank_without_a_recovery_listener_says_why() {
-        let recovery_listener = RecoveryListener::new(IpAddr::from([192, 0, 2, 1]));
+        let recovery_listener = RecoveryListener::new(IpAddr::from([192, 0, 2, 1]), None).unwrap();
         assert_eq!(recovery_listener.address(), None);
         let error = RecoveryListeners::new(recovery_listener, vec![None], None).host("shrink", SERVICE).map(drop).unwrap_err();
         assert!(error.is_unsupported() && error.to_string().contains("192.0.2.1"), "{error}");

@@ -52,6 +52,29 @@ fn variables_fill_in_what_was_not_set() {
 }
 
 #[test]
+fn interfaces_and_ports_come_from_variables_unless_the_program_sets_them() {
+    let variables = read(&[("COLLECTIVES_SOCKET_IFNAME", "^docker,lo"), ("COLLECTIVES_PORT_RANGE", "41000:41009")]);
+    let config = Config::default().with_variables(&variables).unwrap();
+    assert_eq!((config.interfaces, config.port_range), (Some("^docker,lo".parse().unwrap()), Some("41000:41009".parse().unwrap())));
+    let own = Config { interfaces: Some("=ib0".parse().unwrap()), port_range: Some("7:9".parse().unwrap()), ..Config::default() };
+    let config = own.with_variables(&variables).unwrap();
+    assert_eq!((config.interfaces, config.port_range), (Some("=ib0".parse().unwrap()), Some("7:9".parse().unwrap())));
+    let connections = |given, variable| {
+        let config = Config { connections: given, ..Config::default() };
+        config.with_variables(&read(&[("COLLECTIVES_CONNECTIONS", variable)])).map(|config| config.connections)
+    };
+    assert_eq!([connections(1, "4").unwrap(), connections(2, "4").unwrap(), connections(1, "16").unwrap()], [4, 2, 16]);
+    for (given, variable) in [(1, "0"), (1, "17"), (1, "-1"), (1, "many"), (0, "1"), (17, "1")] {
+        let error = connections(given, variable).unwrap_err();
+        assert!(matches!(error, Error::Config { .. }) && error.to_string().contains("1 to 16"), "{given} {variable}: {error}");
+    }
+    for (name, wrong) in [("COLLECTIVES_SOCKET_IFNAME", ""), ("COLLECTIVES_SOCKET_IFNAME", "a,^b"), ("COLLECTIVES_PORT_RANGE", "9:8")] {
+        let error = Config::default().with_variables(&read(&[(name, wrong)])).unwrap_err();
+        assert!(matches!(error, Error::Config { .. }) && error.to_string().starts_with(&format!("{name}={wrong:?}")), "{error}");
+    }
+}
+
+#[test]
 fn metrics_go_to_a_folder_or_an_address() {
     let with = |value| Config::default().with_variables(&read(&[("COLLECTIVES_METRICS", value)]));
     let to = |value| with(value).map(|config| (config.metrics_dir, config.metrics_address)).unwrap();

@@ -9,10 +9,11 @@ use crate::error::{Error, Result};
 pub(super) const PREFIX: &str = "COLLECTIVES_";
 
 /// The variables that are read, without [`PREFIX`]. Those for devices are included in every build.
-pub(super) const KNOWN: [&str; 22] = [
+pub(super) const KNOWN: [&str; 25] = [
     "ALGORITHM",
     "CHECK_DEVICE_CALLS",
     "CHECK_THREADS",
+    "CONNECTIONS",
     "ENCRYPT",
     "FLIGHT_RECORDER",
     "FLIGHT_RECORDER_DIR",
@@ -22,10 +23,12 @@ pub(super) const KNOWN: [&str; 22] = [
     "LISTEN_ADDRESS",
     "METRICS",
     "NCCL_LIBRARY",
+    "PORT_RANGE",
     "REPRODUCIBLE",
     "SECRET",
     "SECRET_FILE",
     "SILENCE_TIMEOUT",
+    "SOCKET_IFNAME",
     "STALL_WARNING",
     "STATUS_SOCKET",
     "TIMEOUT",

@@ -55,6 +55,12 @@ pub(crate) trait ByteLink {
     /// has read ahead, because a poll does not notice all bytes of such a stream.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 
+    /// Returns the descriptor on which a poll shows that more can be written, if it is another than
+    /// [`ByteLink::descriptor`].
+    fn write_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.descriptor()
+    }
+
     /// Whether written bytes are still on this host. These bytes are lost if this end is closed and the peer then
     /// writes to it.
     fn has_unsent(&self) -> bool {

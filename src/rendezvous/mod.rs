@@ -39,6 +39,7 @@ use crate::authentication::Secret;
 use crate::base::deadline::Deadline;
 use crate::base::tuning::bootstrap::LAST_QUESTIONS;
 use crate::base::tuning::store::TELL_OF_OUTSIDER;
+use crate::config::PortRange;
 use crate::error::{Error, Result};
 
 /// The store at which the ranks of a job meet, and this process's place among them.
@@ -101,7 +102,7 @@ pub(crate) fn connect(
     parent_process: u32,
 ) -> Result<JobStore> {
     match &rendezvous.method {
-        Method::Env => connect_to_server(&from_env(rendezvous, environment, parent_process)?, deadline, secret),
+        Method::Env => connect_to_server(&from_env(rendezvous, environment, parent_process)?, rendezvous.ports, deadline, secret),
         Method::Tcp { host, port } => {
             let (rank, world_size) = numbers(rendezvous, "tcp://")?;
             let agent_store = launcher::serves_store(environment, host, *port);
@@ -117,7 +118,7 @@ pub(crate) fn connect(
                 prefix: launcher::prefix(environment)?,
                 launcher: "tcp://",
             };
-            connect_to_server(&launch, deadline, secret)
+            connect_to_server(&launch, rendezvous.ports, deadline, secret)
         }
         Method::File { path } => {
             let (rank, world_size) = numbers(rendezvous, "file://")?;
@@ -152,8 +153,8 @@ fn numbers(rendezvous: &Rendezvous, scheme: &str) -> Result<(usize, usize)> {
     Ok((rank, world_size))
 }
 
-/// Serves the store if this process has to, and connects to it.
-fn connect_to_server(launch: &Launch, deadline: &Deadline, secret: Option<&Secret>) -> Result<JobStore> {
+/// Serves the store if this process has to, and connects to it. If the store's port is not given, it is one of `ports`.
+fn connect_to_server(launch: &Launch, ports: Option<PortRange>, deadline: &Deadline, secret: Option<&Secret>) -> Result<JobStore> {
     let Launch { rank, world_size, ref address, mut port, .. } = *launch;
     if rank >= world_size {
         return connect_outside(launch, deadline.remaining(), secret);
@@ -166,7 +167,7 @@ fn connect_to_server(launch: &Launch, deadline: &Deadline, secret: Option<&Secre
     let server = if serves {
         let addresses = tcp::resolve(address, port, deadline);
         let addresses = addresses.map_err(|error| Error::io(format!("looking up {address}, the address of the store"), error))?;
-        Some(TcpStoreServer::open(addresses.as_slice(), secret)?)
+        Some(TcpStoreServer::open(&addresses, ports, secret)?)
     } else {
         None
     };

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use crate::config::PortRange;
 use crate::error::{Error, Result};
 
 /// The port of a `tcp://` URL without one, and of a launcher that names none.
@@ -40,12 +41,14 @@ pub(crate) struct Rendezvous {
     pub(crate) world_size: Option<usize>,
     /// How long to wait for the other ranks, if the URL gives it.
     pub(crate) timeout: Option<Duration>,
+    /// The ports at which this process may serve a store whose port is not given. A URL cannot give them.
+    pub(crate) ports: Option<PortRange>,
 }
 
 impl Rendezvous {
     /// Returns the rendezvous of `env://`, by the launcher's variables.
     pub(crate) fn env() -> Self {
-        Self { method: Method::Env, rank: None, world_size: None, timeout: None }
+        Self { method: Method::Env, rank: None, world_size: None, timeout: None, ports: None }
     }
 }
 

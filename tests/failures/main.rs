@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod addresses;
 mod held_up_store;
 mod kills;
 mod membership;
@@ -12,6 +13,7 @@ mod membership_on_hosts;
 mod network;
 mod processes;
 mod resources;
+mod sandboxes;
 mod security;
 mod shrink;
 mod soak;

@@ -1,8 +1,6 @@
 //! Starts for which the system refuses a resource. They continue without it, or end at once with an error that names
 //! the limit and the remedy.
 
-#![expect(unsafe_code, reason = "a system call can be forbidden by hand alone")]
-
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Output, Stdio};
@@ -15,18 +13,19 @@ use rustix::process::Resource;
 use crate::common::hosts::{Hosts, run};
 use crate::common::ranks::{free_port, is_rank_of, patience, threads_with};
 use crate::resources::{Limited, alone, open_descriptors};
+use crate::sandboxes::forbid;
 
 /// Longer than any start here that ends by itself.
 const LONG: Duration = patience(120);
 /// The limit for a start that cannot succeed.
-const SOON: Duration = patience(30);
+pub(super) const SOON: Duration = patience(30);
 
 fn patient() -> Builder {
     Communicator::builder().configure(|config| config.timeout = LONG)
 }
 
 /// Returns the sum of all ranks, to which every rank contributes.
-fn sum(comm: &Communicator) -> u64 {
+pub(super) fn sum(comm: &Communicator) -> u64 {
     let mut x = [comm.rank() as u64];
     comm.all_reduce(&mut x, ReduceOp::Sum).unwrap();
     let (to, from) = ((comm.rank() + 1) % comm.world_size(), (comm.rank() + comm.world_size() - 1) % comm.world_size());
@@ -34,23 +33,6 @@ fn sum(comm: &Communicator) -> u64 {
     comm.send_recv(&x, to, &mut y, from).unwrap();
     assert_eq!(x, y);
     x[0]
-}
-
-/// Makes the kernel refuse a system call to this thread and to those that it starts.
-fn forbid(call: libc::c_long, error: libc::c_int) {
-    let filter = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
-    let mut program = [
-        // Loads the call's number. If it is `call`, returns the error. Otherwise allows the call.
-        filter(0x20, 0, 0, 0),
-        filter(0x15, 0, 1, call as u32),
-        filter(0x06, 0, 0, libc::SECCOMP_RET_ERRNO | error as u32),
-        filter(0x06, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
-    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: the call takes only numbers.
-    assert_eq!(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }, 0);
-    // SAFETY: the program outlives the call, which copies it.
-    assert_eq!(unsafe { libc::prctl(libc::PR_SET_SECCOMP, 2, &raw const program) }, 0);
 }
 
 #[test]
@@ -142,7 +124,7 @@ fn threads_without_descriptors_for_all_are_told_at_once() {
 }
 
 /// Runs one rank of a job and prints the outcome of its start.
-fn rank_that_says() {
+pub(super) fn rank_that_says() {
     let began = Instant::now();
     let outcome = Communicator::from_env().and_then(|comm| {
         println!("@explained {}", comm.explain().replace('\n', " "));
@@ -156,7 +138,7 @@ fn rank_that_says() {
 }
 
 /// Starts a rank of the test `name`. `command` gets the test binary and its arguments.
-fn start(name: &str, mut command: Command, rank: usize, world_size: usize, port: u16) -> Child {
+pub(super) fn start(name: &str, mut command: Command, rank: usize, world_size: usize, port: u16) -> Child {
     let program = std::env::current_exe().unwrap();
     command.arg(program).args([name, "--exact", "--nocapture", "--test-threads=1"]);
     command.env("COLLECTIVES_TEST_CHILD", name).env("RANK", rank.to_string()).env("WORLD_SIZE", world_size.to_string());
@@ -171,7 +153,7 @@ fn start(name: &str, mut command: Command, rank: usize, world_size: usize, port:
 }
 
 /// Returns what ranks have printed after `@`.
-fn said(ranks: Vec<Child>) -> Vec<String> {
+pub(super) fn said(ranks: Vec<Child>) -> Vec<String> {
     let words = |Output { stdout, stderr, .. }: Output| {
         let text = String::from_utf8_lossy(&stdout).into_owned();
         let lines: Vec<&str> = text.lines().filter_map(|line| line.split_once('@').map(|(_, said)| said)).collect();
@@ -272,7 +254,7 @@ fn first_failure(ranks: Vec<Child>) -> std::result::Result<(), String> {
 }
 
 /// Returns a command that runs another one in its own namespaces, if that is allowed.
-fn unshared(flags: &[&str]) -> std::result::Result<impl Fn() -> Command, String> {
+pub(super) fn unshared(flags: &[&str]) -> std::result::Result<impl Fn() -> Command, String> {
     let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
     run("unshare", &flags.iter().map(String::as_str).chain(["true"]).collect::<Vec<_>>())?;
     Ok(move || {

@@ -12,6 +12,7 @@ mod algorithms;
 mod articles;
 mod awaiting;
 mod background;
+mod connections;
 mod edges;
 mod elements;
 mod flight_recorder;

@@ -35,6 +35,10 @@ pub(super) fn look(root: &Path) -> Vec<Finding> {
         shared_memory(&root.join("dev/shm")),
         huge_pages(text("sys/kernel/mm/transparent_hugepage/shmem_enabled").as_deref()),
         identity(text("proc/sys/kernel/random/boot_id").as_deref()),
+        congestion_control(
+            text("proc/sys/net/ipv4/tcp_congestion_control").as_deref(),
+            text("proc/sys/net/ipv4/tcp_available_congestion_control").as_deref(),
+        ),
     ];
     findings.extend(links(&root.join("sys/class/net")));
     findings
@@ -155,6 +159,27 @@ fn identity(boot: Option<&str>) -> Finding {
     }
 }
 
+/// Says how connections to other hosts are paced.
+fn congestion_control(chosen: Option<&str>, available: Option<&str>) -> Finding {
+    let subject = "congestion control";
+    let Some(chosen) = chosen else {
+        return Finding::note(subject, "not known: /proc/sys/net/ipv4 does not show it", "mount /proc");
+    };
+    let inside =
+        ["cubic", "reno"].into_iter().find(|name| available.is_none_or(|list| list.split_whitespace().any(|known| known == *name)));
+    match inside {
+        Some(inside) if inside != chosen => {
+            Finding::good(subject, format!("{chosen} between hosts; {inside} between ranks of one host, which share no network"))
+        }
+        Some(_) => Finding::good(subject, chosen),
+        None => Finding::note(
+            subject,
+            format!("{chosen}, also between ranks of one host that use TCP"),
+            "modprobe tcp_cubic: ranks choose cubic or reno inside a host, and bbr, for example, paces itself to half the speed there",
+        ),
+    }
+}
+
 /// Checks every interface that is up, except loopback.
 fn links(folder: &Path) -> Vec<Finding> {
     let mut paths: Vec<PathBuf> =
@@ -193,7 +218,7 @@ mod tests {
     fn a_machine_that_says_nothing_is_looked_at() {
         let nothing = tempfile::tempdir().unwrap();
         let findings = look(nothing.path());
-        assert_eq!(findings.len(), 9);
+        assert_eq!(findings.len(), 10);
         assert!(
             findings.iter().all(|finding| finding.state != State::Bad && (finding.state == State::Good || !finding.advice.is_empty())),
             "{findings:?}"
@@ -223,6 +248,17 @@ mod tests {
         assert!(with(1.1).found.contains("other programs keep 1.1 of 2 cores busy"));
         assert!(memory(Some("MemAvailable: 2048 kB"), Some("1048576")).found.contains("2 MiB free, but the container may use only 1 MiB"));
         assert_eq!(memory(Some("MemAvailable: 99999999999999999999 kB"), None).state, State::Note);
+    }
+
+    #[test]
+    fn the_congestion_control_inside_a_host_is_named_if_it_is_another_one() {
+        let finding = congestion_control(Some("bbr"), Some("reno bbr cubic"));
+        assert!(finding.state == State::Good && finding.found.starts_with("bbr between hosts; cubic between ranks"), "{finding}");
+        assert_eq!(congestion_control(Some("cubic"), Some("reno cubic")).found, "cubic");
+        assert!(congestion_control(Some("bbr"), Some("reno bbr")).found.contains("reno between ranks"));
+        assert_eq!(congestion_control(Some("bbr"), Some("bbr")).state, State::Note);
+        assert!(congestion_control(Some("bbr"), None).found.contains("cubic between ranks"));
+        assert_eq!(congestion_control(None, None).state, State::Note);
     }
 
     #[test]

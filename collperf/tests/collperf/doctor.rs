@@ -29,7 +29,19 @@ fn this_machine_is_looked_at() {
     let text = said(&output);
     assert!(output.stderr.is_empty() && [Some(0), Some(7)].contains(&output.status.code()), "{output:?}");
     assert_eq!(output.status.code() == Some(7), text.contains("  BAD   "), "{text}");
-    for subject in ["processors", "load", "memory", "open files", "memlock", "/dev/shm", "huge pages", "network", "driver", "NCCL"] {
+    for subject in [
+        "processors",
+        "load",
+        "memory",
+        "open files",
+        "memlock",
+        "/dev/shm",
+        "huge pages",
+        "congestion control",
+        "network",
+        "driver",
+        "NCCL",
+    ] {
         line(&text, subject);
     }
     // Every problem comes with advice.

@@ -15,7 +15,7 @@ use crate::host::engine::{Engine, Links};
 use crate::host::health::Health;
 use crate::host::link::{Bell, ByteLink, Head, Silence};
 use crate::host::net::mesh::Mesh;
-use crate::host::net::{self, Connector};
+use crate::host::net::{self, Opening};
 use crate::host::point_to_point;
 use crate::host::shm::{Channel, Group, RingLink};
 
@@ -41,7 +41,7 @@ enum Stream {
     /// A TCP link that this rank or the peer is opening. Every read or write continues to open the link, without
     /// blocking, so that this rank can receive other peers' notifications in between. If a deadline passes, the link
     /// stays in this state.
-    Opening(Box<Connector>),
+    Opening(Box<Opening>),
 }
 
 impl BackendLink {
@@ -60,8 +60,8 @@ impl BackendLink {
     }
 
     /// Creates a link over TCP that is yet to open.
-    fn opening(connector: Connector) -> Self {
-        Self::new(Stream::Opening(Box::new(connector)))
+    fn opening(opening: Opening) -> Self {
+        Self::new(Stream::Opening(Box::new(opening)))
     }
 
     /// Whether data can already move.
@@ -71,8 +71,8 @@ impl BackendLink {
 
     /// Continues the opening. Returns `WouldBlock` while the link is not open.
     fn open(&mut self) -> io::Result<()> {
-        let Stream::Opening(connector) = &mut self.stream else { return Ok(()) };
-        match connector.advance().map_err(Interrupted::from) {
+        let Stream::Opening(opening) = &mut self.stream else { return Ok(()) };
+        match opening.advance().map_err(Interrupted::from) {
             Ok(Some(link)) => self.stream = Stream::Tcp(link),
             Ok(None) => return Err(io::ErrorKind::WouldBlock.into()),
             Err(_) => return Err(io::ErrorKind::ConnectionReset.into()),
@@ -175,6 +175,13 @@ impl ByteLink for BackendLink {
         }
     }
 
+    fn write_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        match &self.stream {
+            Stream::Tcp(link) if self.broken.is_none() => link.write_descriptor(),
+            _ => self.descriptor(),
+        }
+    }
+
     fn has_unsent(&self) -> bool {
         matches!(&self.stream, Stream::Tcp(link) if link.has_unsent())
     }
@@ -214,6 +221,11 @@ impl BackendLinks {
             self.open[rank] = Some(BackendLink::tcp(link));
         }
         Ok(())
+    }
+
+    /// Returns the number of connections of each link over TCP.
+    pub(super) fn connections(&self) -> u8 {
+        self.mesh.connections()
     }
 
     /// Notifies every peer with an open link that this rank leaves in good order.
@@ -298,7 +310,7 @@ mod tests {
     /// Returns both ends of a link over TCP.
     fn pair() -> [BackendLink; 2] {
         let limit = Deadline::after(Duration::from_secs(20));
-        let terms = net::Terms { secret: None, silence_timeout: Duration::from_secs(60) };
+        let terms = net::Terms { secret: None, silence_timeout: Duration::from_secs(60), connections: 1, ports: None };
         let mesh = |(rank, mut exchange): (usize, local::LocalExchange)| {
             Mesh::exchange(&mut exchange, rank, 2, true, [127, 0, 0, 1].into(), [7; 16], 0, &terms, &limit).unwrap()
         };

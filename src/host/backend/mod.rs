@@ -161,13 +161,22 @@ impl HostBackend {
     pub(crate) fn explain(&self) -> String {
         let hosts = self.topology.host_count();
         let unshared = self.unshared.as_ref().map_or(String::new(), |why| format!(" (without shared memory: {why})"));
+        let connections = match self.links.connections() {
+            1 => String::new(),
+            several => format!(", {several} connections to each peer"),
+        };
         let payloads = self.group.as_ref().map_or(String::new(), |group| format!("\n{}", group.explain()));
         match (self.topology.is_one_host(), self.topology.is_scattered()) {
             _ if self.peers.len() == 1 => "one rank: results are copies".to_owned(),
             (true, _) => format!("{} ranks of one host: shared memory{payloads}", self.peers.len()),
-            (_, true) => format!("between {hosts} hosts with one rank each, over TCP{unshared}:\n{}", self.chooser.explain(hosts)),
+            (_, true) => {
+                format!("between {hosts} hosts with one rank each, over TCP{connections}{unshared}:\n{}", self.chooser.explain(hosts))
+            }
             _ => {
-                format!("shared memory inside {hosts} hosts; between them, over TCP{unshared}:\n{}{payloads}", self.chooser.explain(hosts))
+                format!(
+                    "shared memory inside {hosts} hosts; between them, over TCP{connections}{unshared}:\n{}{payloads}",
+                    self.chooser.explain(hosts)
+                )
             }
         }
     }

@@ -10,6 +10,7 @@ use super::plans::{Chooser, Plans};
 use super::topology::Topology;
 use crate::authentication::{self, Secret};
 use crate::base::deadline::Deadline;
+use crate::base::event;
 #[cfg(feature = "cuda")]
 use crate::config::nccl::CheckDeviceCalls;
 use crate::config::{Config, Transport};
@@ -20,7 +21,7 @@ use crate::host::engine::Engine;
 use crate::host::exchange::Exchange;
 use crate::host::health::Health;
 use crate::host::net::Terms;
-use crate::host::net::identity::{host_identity, host_name, loopback_interface, process_numbers, process_token};
+use crate::host::net::identity::{FOUND_IDENTITY, host_identity, host_name, loopback_interface, process_numbers, process_token};
 use crate::host::net::mesh::Mesh;
 use crate::host::net::own_address::seen_from;
 use crate::host::processors::{self, Processors};
@@ -108,18 +109,25 @@ impl HostBackend {
         if let Some(group) = &mut group {
             group.set_waiting(config.waiting);
         }
-        let unshared = in_words(&refusals, &peers, config);
+        let unshared = in_words(refusals.first(), &peers, config);
         let topology = match &unshared {
-            Some(why) => {
-                report(why, &topology, &refusals);
+            Some(_) => {
+                let ours = refusals.iter().find(|(rank, _)| topology.local_ranks().contains(rank));
+                report(in_words(ours, &peers, config), &topology);
                 Topology::new(&apart(&identities, &refusals), rank, config.transport)
             }
             None => topology,
         };
-        let terms = Terms { secret: config.secret.clone(), silence_timeout: config.silence_timeout };
+        let terms = Terms {
+            secret: config.secret.clone(),
+            silence_timeout: config.silence_timeout,
+            connections: config.connections.clamp(1, Config::MAX_CONNECTIONS) as u8,
+            ports: config.port_range,
+        };
         let needs_listener = !topology.is_one_host() && world_size > 1;
-        let mesh = Mesh::exchange(exchange, rank, world_size, needs_listener, listen, facts[0].nonce, 0, &terms, deadline)?;
+        let mut mesh = Mesh::exchange(exchange, rank, world_size, needs_listener, listen, facts[0].nonce, 0, &terms, deadline)?;
         check_reach(&facts, &peers, |rank| mesh.address(rank))?;
+        mesh.set_neighbours(facts.iter().map(|theirs| theirs.runs_near(&facts[rank])).collect());
         let mesh = Arc::new(mesh);
         let chooser = Chooser::new(config, local.1 == world_size);
         let mut rings = Vec::new();
@@ -192,9 +200,9 @@ fn check_reach(facts: &[HostFacts], peers: &[Peer], address_of: impl Fn(usize) -
     Ok(())
 }
 
-/// Describes which rank cannot share memory, and why; `None` if all can.
-fn in_words(refusals: &[(usize, String)], peers: &[Peer], config: &Config) -> Option<String> {
-    let (rank, reason) = refusals.first()?;
+/// Describes which rank cannot share memory, and why; `None` if there is no refusal.
+fn in_words(refusal: Option<&(usize, String)>, peers: &[Peer], config: &Config) -> Option<String> {
+    let (rank, reason) = refusal?;
     let remedy = if config.host_identity.is_some() {
         "; check COLLECTIVES_HOST_IDENTITY (or Config::host_identity), which decides which ranks share a host"
     } else {
@@ -203,13 +211,14 @@ fn in_words(refusals: &[(usize, String)], peers: &[Peer], config: &Config) -> Op
     Some(format!("{} cannot share memory: {reason}{remedy}", peers[*rank]))
 }
 
-/// Warns once per process, on one rank of each host whose ranks do without shared memory.
-fn report(why: &str, topology: &Topology, refusals: &[(usize, String)]) {
+/// Warns once per process, on the first rank of a host whose ranks do without shared memory.
+fn report(why: Option<String>, topology: &Topology) {
     static REPORTED: Once = Once::new();
-    let ours = topology.local_ranks();
-    if topology.local() == 0 && refusals.iter().any(|(rank, _)| ours.contains(rank)) {
-        REPORTED.call_once(|| crate::base::event::warn!("the ranks of this host reach each other over TCP, without shared memory: {why}"));
-    }
+    let Some(why) = why.filter(|_| topology.local() == 0) else { return };
+    REPORTED.call_once(|| {
+        let line = format!("the ranks of this host reach each other over TCP, without shared memory: {why}");
+        event::tell_aloud(Some(line.clone()), move || event::warn!("{line}"));
+    });
 }
 
 /// Returns the identities, in which each rank of a host counts as a host of its own if any rank of that host cannot
@@ -256,7 +265,7 @@ struct HostFacts {
     process: String,
     /// The numbering of processes that `pid` belongs to; empty if unknown.
     numbers: String,
-    /// Its loopback interface; empty if unknown.
+    /// Its loopback interface: the boot id of its kernel, a colon, and its network namespace. Empty if unknown.
     loopback: String,
     /// The processors that it may use ([`Processors::to_text`]).
     processors: String,
@@ -267,6 +276,9 @@ impl HostFacts {
     fn settings_of(config: &Config) -> String {
         let algorithms = if config.algorithms.is_empty() { "auto".to_owned() } else { config.algorithms.to_string() };
         let mut settings = format!("transport {}, reproducible {}, algorithm {algorithms}", config.transport, config.reproducible);
+        if config.connections > 1 {
+            settings.push_str(&format!(", {} connections (COLLECTIVES_CONNECTIONS or Config::connections)", config.connections));
+        }
         if config.encrypt {
             settings.push_str(", encrypted (COLLECTIVES_ENCRYPT or Config::encrypt)");
         }
@@ -276,6 +288,14 @@ impl HostFacts {
             return format!("{settings}, device calls compared {}", config.check_device_calls);
         }
         settings
+    }
+
+    /// Whether two ranks run on one host, possibly in different containers. If a program has given them different
+    /// identities, they do not.
+    fn runs_near(&self, other: &Self) -> bool {
+        let boot_id = |facts: &Self| facts.loopback.split_once(':').map(|(boot_id, _)| boot_id.to_owned());
+        let are_found = [self, other].iter().all(|facts| facts.identity.starts_with(FOUND_IDENTITY));
+        self.identity == other.identity || are_found && boot_id(self).is_some() && boot_id(self) == boot_id(other)
     }
 
     /// Encodes version, nonce, process number, then the eight texts, each after its length, and the tag.
@@ -483,6 +503,16 @@ mod tests {
         check(&[&here, &here, &there], [None; 3]).unwrap();
         let error = check(&[&here, &here, &there], [Some("10.0.0.1"), local, Some("10.0.0.2")]).unwrap_err().to_string();
         assert!(error.contains("127.0.1.1 of rank 1: rank 2 cannot reach this") && error.contains("COLLECTIVES_LISTEN_ADDRESS"), "{error}");
+    }
+
+    #[test]
+    fn ranks_of_one_host_are_recognised_in_other_containers_unless_they_have_names_of_their_own() {
+        let facts = |identity: &str, loopback: &str| HostFacts { identity: identity.into(), loopback: loopback.into(), ..example() };
+        let near = |one: [&str; 2], other: [&str; 2]| facts(one[0], one[1]).runs_near(&facts(other[0], other[1]));
+        assert!(near(["boot=1 net=4", "1:40"], ["boot=1 net=5", "1:41"]));
+        assert!(!near(["boot=1 net=4", "1:40"], ["boot=2 net=4", "2:40"]));
+        assert!(!near(["boot=1 net=4", ""], ["boot=1 net=5", ""]));
+        assert!(!near(["first", "1:40"], ["second", "1:40"]) && near(["first", "1:40"], ["first", "2:40"]));
     }
 
     #[test]

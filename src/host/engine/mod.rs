@@ -20,6 +20,8 @@ mod tests;
 mod waiting;
 mod wire;
 
+use std::os::fd::AsRawFd;
+
 use rustix::event::PollFlags;
 
 pub(crate) use self::memory::{CheckedPlan, Lists, Memory};
@@ -306,9 +308,16 @@ impl Engine {
             match (result, link.descriptor()) {
                 (Err(found), _) => trouble = Some((rank, found)),
                 (Ok(watches), Some(descriptor)) if watches || writes => {
+                    let writer = link.write_descriptor().filter(|_| writes);
+                    let other = writer.filter(|writer| writer.as_raw_fd() != descriptor.as_raw_fd());
                     let flags = if watches { PollFlags::IN } else { PollFlags::empty() };
-                    let flags = if writes { flags | PollFlags::OUT } else { flags };
-                    waiting.add(descriptor, flags, rank, watches && !reads);
+                    let flags = if writer.is_some() && other.is_none() { flags | PollFlags::OUT } else { flags };
+                    if !flags.is_empty() {
+                        waiting.add(descriptor, flags, rank, watches && !reads);
+                    }
+                    if let Some(writer) = other {
+                        waiting.add(writer, PollFlags::OUT, rank, false);
+                    }
                 }
                 (Ok(_), _) => {}
             }

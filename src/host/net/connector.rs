@@ -156,7 +156,11 @@ impl Connector {
     fn serve(&self) -> Option<Link> {
         let mut acceptor = event::lock(self.acceptor.as_ref()?);
         acceptor.poll();
-        if self.hello.is_opened_by_receiver() { acceptor.take(self.hello.channel, self.hello.receiver) } else { None }
+        if self.hello.is_opened_by_receiver() {
+            acceptor.take(self.hello.channel, self.hello.connection, self.hello.receiver)
+        } else {
+            None
+        }
     }
 
     /// Does the work of [`Connector::advance`], except for handling a failed attempt.

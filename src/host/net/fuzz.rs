@@ -54,14 +54,15 @@ fn settled<T: PartialEq + std::fmt::Debug>(data: &[u8], decode: impl Fn(&[u8]) -
 /// Sends any bytes to a listening rank, and checks that a correct peer that connects later still gets its link.
 pub fn acceptor(data: &[u8]) {
     let mut acceptor =
-        Acceptor::bind(Ipv4Addr::LOCALHOST.into(), ME, Terms { secret: None, silence_timeout: LIMIT }).expect("a port of this host");
+        Acceptor::bind(Ipv4Addr::LOCALHOST.into(), ME, Terms { secret: None, silence_timeout: LIMIT, connections: 1, ports: None })
+            .expect("a port of this host");
     let address = acceptor.address().expect("bound");
     let mut pending = TcpStream::connect(address).expect("connected");
     // Lingering connections would exhaust the ports in a long run.
     socket2::SockRef::from(&pending).set_linger(Some(Duration::ZERO)).expect("a socket's own option");
     pending.write_all(&data[..data.len().min(4096)]).expect("a new socket has room for these bytes");
     acceptor.poll();
-    let hello = Hello { channel: Channel::PointToPoint, sender: Membership { rank: 5, ..ME }, receiver: ME.rank };
+    let hello = Hello { channel: Channel::PointToPoint, connection: 0, sender: Membership { rank: 5, ..ME }, receiver: ME.rank };
     let mut peer = TcpStream::connect(address).expect("connected");
     socket2::SockRef::from(&peer).set_linger(Some(Duration::ZERO)).expect("a socket's own option");
     peer.set_read_timeout(Some(LIMIT)).expect("a socket's own option");
@@ -74,7 +75,7 @@ pub fn acceptor(data: &[u8]) {
     assert!(expected.is_none_or(|expected| answer == expected.to_bytes()));
     peer.write_all(&[CONFIRM]).expect("a new socket has room for these bytes");
     let began = Instant::now();
-    while acceptor.take(Channel::PointToPoint, 5).is_none() {
+    while acceptor.take(Channel::PointToPoint, 0, 5).is_none() {
         assert!(began.elapsed() < LIMIT, "a peer was not let in");
         acceptor.poll();
     }
@@ -82,7 +83,7 @@ pub fn acceptor(data: &[u8]) {
 
 /// Returns the initial inputs.
 pub(in crate::host) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
-    let hello = |channel, rank| Hello { channel, sender: Membership { rank, ..ME }, receiver: ME.rank }.to_bytes().to_vec();
+    let hello = |channel, rank| Hello { channel, connection: 0, sender: Membership { rank, ..ME }, receiver: ME.rank }.to_bytes().to_vec();
     let refused = Answer::Refused(Refusal::new(Reason::Job, "this process belongs to another job".to_owned()));
     let hellos = [hello(Channel::Collective, 3), hello(Channel::PointToPoint, 5), hello(Channel::PointToPoint, 6)];
     let mut seeds = vec![

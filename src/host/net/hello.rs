@@ -49,6 +49,8 @@ pub(super) struct Membership {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Hello {
     pub(super) channel: Channel,
+    /// The number of the connection among those of its link.
+    pub(super) connection: u8,
     /// The rank that connects.
     pub(super) sender: Membership,
     /// The rank that it means to reach.
@@ -69,7 +71,7 @@ impl Hello {
     /// when a connection is closed, the refusal is lost.
     pub(super) const BYTES: usize = 52;
 
-    /// Encodes magic, version, channel, two zeros, sender, receiver, world size, four zeros, communicator, job nonce.
+    /// Encodes magic, version, channel, connection, a zero, sender, receiver, world size, four zeros, communicator, job nonce.
     pub(super) fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[..8].copy_from_slice(&HELLO_MAGIC);
@@ -78,6 +80,7 @@ impl Hello {
             Channel::Collective => 0,
             Channel::PointToPoint => 1,
         };
+        bytes[10] = self.connection;
         bytes[12..16].copy_from_slice(&self.sender.rank.to_le_bytes());
         bytes[16..20].copy_from_slice(&self.receiver.to_le_bytes());
         bytes[20..24].copy_from_slice(&self.sender.world_size.to_le_bytes());
@@ -106,7 +109,7 @@ impl Hello {
         job_nonce.copy_from_slice(&bytes[36..52]);
         let communicator = u64::from(word(28)) | u64::from(word(32)) << 32;
         let sender = Membership { job_nonce, communicator, rank: word(12), world_size: word(20) };
-        Ok(Some(Self { channel, sender, receiver: word(16) }))
+        Ok(Some(Self { channel, connection: bytes[10], sender, receiver: word(16) }))
     }
 
     /// Whether the receiver opens this link: of two ranks with a link for collectives, the lower one connects.
@@ -159,6 +162,8 @@ pub(crate) enum Reason {
     Duplicate,
     /// The sender has not proven that it knows the job's secret.
     Unauthenticated,
+    /// The link has fewer connections here.
+    Connection,
     /// A reason that only a later version of this crate knows.
     Other(u8),
 }
@@ -174,6 +179,7 @@ impl Reason {
             Self::Rank => 5,
             Self::Duplicate => 6,
             Self::Unauthenticated => 7,
+            Self::Connection => 8,
             Self::Other(code) => code,
         }
     }
@@ -188,6 +194,7 @@ impl Reason {
             5 => Self::Rank,
             6 => Self::Duplicate,
             7 => Self::Unauthenticated,
+            8 => Self::Connection,
             other => Self::Other(other),
         }
     }
@@ -286,7 +293,7 @@ mod tests {
     }
 
     fn hello(channel: Channel, sender: u32, receiver: u32) -> Hello {
-        Hello { channel, sender: membership(sender), receiver }
+        Hello { channel, connection: 0, sender: membership(sender), receiver }
     }
 
     #[test]

@@ -10,6 +10,9 @@ use crate::authentication;
 use crate::base::event;
 use crate::base::fork::Process;
 
+/// The beginning of the identity of a host that the system's files identify.
+pub(crate) const FOUND_IDENTITY: &str = "boot=";
+
 /// Returns a text that is equal in two processes only if they can pass each other a descriptor of shared memory over a
 /// Unix socket with an abstract name. It contains what must be equal for that:
 ///
@@ -62,7 +65,7 @@ fn identity_from(proc: &str) -> io::Result<String> {
         Ok(format!("{}:{}", facts.st_dev(), facts.st_ino()))
     };
     let user = rustix::process::geteuid().as_raw();
-    Ok(format!("boot={boot} net={} user={} uid={user}", namespace("net")?, namespace("user")?))
+    Ok(format!("{FOUND_IDENTITY}{boot} net={} user={} uid={user}", namespace("net")?, namespace("user")?))
 }
 
 /// Returns a text that identifies this process, and that no other process has, on any host. A process number is not
@@ -97,8 +100,8 @@ pub(crate) fn process_numbers() -> String {
     numbers_from("/proc").unwrap_or_default()
 }
 
-/// Returns a text that identifies the loopback interface of this process: equal texts mean the same one. Empty if
-/// unknown.
+/// Returns a text that identifies the loopback interface of this process: equal texts mean the same one. The boot id
+/// and a colon are its beginning. Empty if unknown.
 pub(crate) fn loopback_interface() -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
     let facts = fs::metadata("/proc/self/ns/net");

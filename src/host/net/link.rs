@@ -5,8 +5,11 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
+use super::hello::Channel;
+use super::striped::StripedLink;
 use super::tcp::TcpLink;
 use crate::authentication::{Cipher, Secret};
+use crate::config::PortRange;
 use crate::host::encrypted::EncryptedLink;
 use crate::host::link::ByteLink;
 
@@ -17,12 +20,26 @@ pub(crate) struct Terms {
     pub(crate) secret: Option<Secret>,
     /// How long a peer's host may leave data unanswered; zero: forever.
     pub(crate) silence_timeout: Duration,
+    /// The connections of each link for collectives: at least 1.
+    pub(crate) connections: u8,
+    /// The ports on which this rank may listen; `None` for all.
+    pub(crate) ports: Option<PortRange>,
 }
 
-/// A connection to a peer. It never blocks.
+impl Terms {
+    /// Returns how many connections a link of a kind has. Messages need no more than one, and neither does encryption,
+    /// for which the processor is the limit.
+    pub(super) fn connections_of(&self, channel: Channel) -> u8 {
+        let is_encrypted = self.secret.as_ref().is_some_and(Secret::encrypts);
+        if channel == Channel::Collective && !is_encrypted { self.connections.max(1) } else { 1 }
+    }
+}
+
+/// A link to a peer. It never blocks.
 #[derive(Debug)]
 pub(crate) enum Link {
     Plain(TcpLink),
+    Striped(StripedLink),
     Encrypted(Box<EncryptedLink<TcpLink>>),
 }
 
@@ -34,6 +51,22 @@ impl Link {
         match cipher {
             None => Self::Plain(link),
             Some(cipher) => Self::Encrypted(Box::new(EncryptedLink::new(link, cipher))),
+        }
+    }
+
+    /// Makes one link of one or more connections, which are plain if there are several.
+    pub(super) fn joined(links: impl Iterator<Item = Self>) -> Self {
+        let (mut plain, mut other) = (Vec::new(), None);
+        for link in links {
+            match link {
+                Self::Plain(link) => plain.push(link),
+                link => other = Some(link),
+            }
+        }
+        match (plain.len(), other) {
+            (_, Some(link)) => link,
+            (1, None) => Self::Plain(plain.swap_remove(0)),
+            (_, None) => Self::Striped(StripedLink::new(plain)),
         }
     }
 
@@ -51,6 +84,7 @@ impl AsFd for Link {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Plain(link) => link.as_fd(),
+            Self::Striped(link) => link.as_fd(),
             Self::Encrypted(link) => link.below().as_fd(),
         }
     }
@@ -61,6 +95,7 @@ impl ByteLink for Link {
     fn try_write(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         match self {
             Self::Plain(link) => link.try_write(parts),
+            Self::Striped(link) => link.try_write(parts),
             Self::Encrypted(link) => link.try_write(parts),
         }
     }
@@ -69,6 +104,7 @@ impl ByteLink for Link {
     fn try_read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Plain(link) => link.try_read(into),
+            Self::Striped(link) => link.try_read(into),
             Self::Encrypted(link) => link.try_read(into),
         }
     }
@@ -76,13 +112,22 @@ impl ByteLink for Link {
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Plain(link) => link.descriptor(),
+            Self::Striped(link) => link.descriptor(),
             Self::Encrypted(link) => link.descriptor(),
+        }
+    }
+
+    fn write_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Striped(link) => link.write_descriptor(),
+            link => link.descriptor(),
         }
     }
 
     fn has_unsent(&self) -> bool {
         match self {
             Self::Plain(link) => link.has_unsent(),
+            Self::Striped(link) => link.has_unsent(),
             Self::Encrypted(link) => link.has_unsent(),
         }
     }

@@ -15,6 +15,7 @@ use super::link::{Link, Terms};
 use super::{own_address, tcp};
 use crate::authentication::{self, Admission, AuthenticationError, Cipher, Purpose, Responder, Secret};
 use crate::base::tuning::{admission, net::BACKLOG};
+use crate::config::PortRange;
 use crate::host::link::ByteLink;
 
 /// Accepts connections, reads their hellos, and keeps the valid ones until they are taken.
@@ -25,30 +26,27 @@ pub(super) struct Acceptor {
     readiness: Arc<OwnedFd>,
     /// The congestion control that the system chose, for connections to other hosts.
     congestion_control: Option<Vec<u8>>,
+    /// By rank: whether it runs on this host, at whatever address. Empty if unknown.
+    pub(super) neighbours: Vec<bool>,
     me: Membership,
     terms: Terms,
     /// Connections that have not sent a hello.
     pending: Admission<PendingConnection>,
-    /// Connections that were welcomed and have not confirmed. At most one for each channel and rank, so they need no
+    /// Connections that were welcomed and have not confirmed. At most one for each connection of a link, so they need no
     /// time limit.
     welcomed: Vec<(Caller, Link)>,
-    /// Links that have not been taken yet: at most one for each channel and rank.
+    /// Links that have not been taken yet: at most one for each connection of a link.
     ready: Vec<(Caller, Link)>,
 }
 
-/// The other end: the link's purpose and the peer's rank.
-type Caller = (Channel, u32);
+/// The other end: the link's purpose, the connection's number in the link, and the peer's rank.
+type Caller = (Channel, u8, u32);
 
 impl Acceptor {
-    /// Listens on `ip`, and on no other address, at a port that the system chooses.
+    /// Listens on `ip`, and on no other address, at a port of the range that `terms` gives, or at one that the system
+    /// chooses.
     pub(super) fn bind(ip: IpAddr, me: Membership, terms: Terms) -> io::Result<Self> {
-        let address = own_address::to_listen_on(ip);
-        let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
-        // Accepted connections start with this congestion control: a connection that was paced once stays paced.
-        let congestion_control = SockRef::from(&socket).tcp_congestion().ok();
-        tcp::prefer_unpaced(SockRef::from(&socket));
-        socket.bind(&address.into())?;
-        socket.listen(BACKLOG)?;
+        let (socket, congestion_control) = PortRange::listen(terms.ports, own_address::to_listen_on(ip), listen)?;
         let listener = TcpListener::from(socket);
         let readiness = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&readiness, &listener, EventData::new_u64(0), EventFlags::IN)?;
@@ -56,6 +54,7 @@ impl Acceptor {
             listener,
             readiness: Arc::new(readiness),
             congestion_control,
+            neighbours: Vec::new(),
             me,
             terms,
             pending: Admission::new(admission::LINKS),
@@ -85,15 +84,15 @@ impl Acceptor {
         Some(error.raw_os_error().map_or_else(|| error.kind().into(), io::Error::from_raw_os_error))
     }
 
-    /// Takes the link of this kind that `rank` has opened, if it has.
-    pub(super) fn take(&mut self, channel: Channel, rank: u32) -> Option<Link> {
-        let at = self.ready.iter().position(|(caller, _)| *caller == (channel, rank))?;
+    /// Takes this connection of a link of this kind if `rank` has opened it.
+    pub(super) fn take(&mut self, channel: Channel, connection: u8, rank: u32) -> Option<Link> {
+        let at = self.ready.iter().position(|(caller, _)| *caller == (channel, connection, rank))?;
         Some(self.ready.swap_remove(at).1)
     }
 
     /// Takes all links of this kind that peers have opened since the last call.
     pub(super) fn take_all(&mut self, channel: Channel) -> Vec<(usize, Link)> {
-        self.ready.extract_if(.., |((kind, _), _)| *kind == channel).map(|((_, rank), link)| (rank as usize, link)).collect()
+        self.ready.extract_if(.., |((kind, ..), _)| *kind == channel).map(|((.., rank), link)| (rank as usize, link)).collect()
     }
 
     /// Does the work of [`Acceptor::poll`] at a given time.
@@ -158,7 +157,7 @@ impl Acceptor {
 
     /// Adds a new connection to the unproven connections.
     fn take_in(&mut self, stream: TcpStream, from: SocketAddr, now: Instant) {
-        if let Err(error) = self.prepare(&stream, from) {
+        if let Err(error) = self.prepare(&stream) {
             crate::base::event::debug!("cannot set up a connection from {from}: {error}");
             return;
         }
@@ -167,14 +166,9 @@ impl Acceptor {
 
     /// Sets the options of an incoming connection, and registers it, so that its bytes wake a thread that waits for the
     /// listener.
-    fn prepare(&self, stream: &TcpStream, from: SocketAddr) -> io::Result<()> {
+    fn prepare(&self, stream: &TcpStream) -> io::Result<()> {
         stream.set_nonblocking(true)?;
         tcp::prepare(SockRef::from(stream), self.terms.silence_timeout)?;
-        if stream.local_addr()?.ip() == from.ip() || own_address::is_own(from) {
-            tcp::prefer_unpaced(SockRef::from(stream));
-        } else if let Some(name) = &self.congestion_control {
-            tcp::choose(SockRef::from(stream), name);
-        }
         Ok(epoll::add(&self.readiness, stream, EventData::new_u64(0), EventFlags::IN)?)
     }
 
@@ -210,7 +204,12 @@ impl Acceptor {
 
     /// Welcomes a peer, unless the link it requests exists already.
     fn welcome(&mut self, pending: PendingConnection, hello: &Hello) {
-        let caller = (hello.channel, hello.sender.rank);
+        let caller = (hello.channel, hello.connection, hello.sender.rank);
+        let connections = self.terms.connections_of(hello.channel);
+        if hello.connection >= connections {
+            let text = format!("it opens connection {} of a link, but links of this kind have {connections} here", hello.connection);
+            return self.refuse(pending, Refusal::new(Reason::Connection, text));
+        }
         if self.ready.iter().any(|(other, _)| *other == caller) {
             let text = format!("rank {} already has a link of this kind", hello.sender.rank);
             return self.refuse(pending, Refusal::new(Reason::Duplicate, text));
@@ -220,6 +219,11 @@ impl Acceptor {
             let _ = epoll::delete(&self.readiness, &link);
         }
         let from = pending.from;
+        if !self.is_near(hello.sender.rank, &pending)
+            && let Some(name) = &self.congestion_control
+        {
+            tcp::choose(SockRef::from(&pending.stream), name);
+        }
         let mut link = pending.into_link(&self.terms);
         match link.say(&Answer::Welcome.to_bytes()) {
             Ok(()) => self.welcomed.push((caller, link)),
@@ -231,6 +235,12 @@ impl Acceptor {
         }
     }
 
+    /// Whether the other end of a connection, which is this rank, runs on this host.
+    fn is_near(&self, rank: u32, pending: &PendingConnection) -> bool {
+        let is_own = |own: SocketAddr| own.ip() == pending.from.ip() || own_address::is_own(pending.from);
+        self.neighbours.get(rank as usize).is_some_and(|is_near| *is_near) || pending.stream.local_addr().is_ok_and(is_own)
+    }
+
     /// Turns confirmed connections into links.
     fn hear_confirmations(&mut self) {
         for (caller, mut link) in std::mem::take(&mut self.welcomed) {
@@ -238,17 +248,33 @@ impl Acceptor {
             match link.try_read(&mut word) {
                 Ok(1) if word[0] == CONFIRM => match epoll::delete(&self.readiness, &link) {
                     Ok(()) => self.ready.push((caller, link)),
-                    Err(error) => crate::base::event::warn!("cannot remove the link of rank {} from the poll: {error}", caller.1),
+                    Err(error) => crate::base::event::warn!("cannot remove the link of rank {} from the poll: {error}", caller.2),
                 },
                 Err(error) if is_not_yet(&error) => self.welcomed.push((caller, link)),
                 // The peer gave up or is gone. If it needs the link, it will try again.
                 other => {
                     self.unwatch(&link);
-                    crate::base::event::debug!("rank {} did not confirm: {other:?}, {word:?}", caller.1);
+                    crate::base::event::debug!("rank {} did not confirm: {other:?}, {word:?}", caller.2);
                 }
             }
         }
     }
+}
+
+/// Returns a socket that listens at an address, and the congestion control that the system had chosen for it.
+fn listen(address: SocketAddr) -> io::Result<(Socket, Option<Vec<u8>>)> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))?;
+    // Accepted connections start with this congestion control, and keep it if the peer runs on this host: a connection
+    // that was paced once stays paced.
+    let congestion_control = SockRef::from(&socket).tcp_congestion().ok();
+    tcp::prefer_unpaced(SockRef::from(&socket));
+    if address.port() != 0 {
+        // Closing connections of an earlier listener must not block the port.
+        socket.set_reuse_address(true)?;
+    }
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok((socket, congestion_control))
 }
 
 /// A connection that has not sent a complete hello.

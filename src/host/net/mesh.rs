@@ -12,10 +12,12 @@ use super::connector::Connector;
 use super::hello::{Hello, Membership, REFUSAL_TEXT_BYTES, quote};
 use super::link::{Link, Terms};
 use super::listener::Acceptor;
+use super::opening::Opening;
 use super::own_address;
 use crate::base::deadline::Deadline;
 use crate::base::event;
 use crate::base::tuning::net::OPENING_SLICE;
+use crate::config::PortRange;
 use crate::error::{Error, Peer, Result};
 use crate::host::abort_reason::{AbortReason, Interrupted};
 use crate::host::exchange::Exchange;
@@ -32,6 +34,8 @@ pub(crate) struct Mesh {
     terms: Terms,
     /// By rank; `None` for ranks that do not listen.
     addresses: Vec<Option<SocketAddr>>,
+    /// By rank: whether it runs on this host, at whatever address. Empty if unknown.
+    neighbours: Vec<bool>,
     /// `None` if this rank does not listen.
     listening: Option<Listening>,
     /// The reason why links cannot be opened, if this process lacks resources for it.
@@ -86,7 +90,16 @@ impl Mesh {
             acceptor?.map(|(acceptor, _)| Listening { readiness: acceptor.readiness(), acceptor: Arc::new(Mutex::new(acceptor)) });
         let addresses = read_addresses(&gathered?, world_size, deadline)?;
         let addresses = addresses.into_iter().map(|address| Some(own_address::seen_from(listen, address?))).collect();
-        Ok(Self { me, terms: terms.clone(), addresses, listening, lack: OnceLock::new() })
+        Ok(Self { me, terms: terms.clone(), addresses, neighbours: Vec::new(), listening, lack: OnceLock::new() })
+    }
+
+    /// Records, by rank, which ranks run on this host. Their addresses do not show that if they are in another network
+    /// namespace. Call this before any link is opened.
+    pub(crate) fn set_neighbours(&mut self, neighbours: Vec<bool>) {
+        if let Some(listening) = &self.listening {
+            event::lock(&listening.acceptor).neighbours.clone_from(&neighbours);
+        }
+        self.neighbours = neighbours;
     }
 
     /// Returns the address that a rank listens on; `None` if it does not listen.
@@ -94,10 +107,15 @@ impl Mesh {
         self.addresses.get(rank).copied().flatten()
     }
 
+    /// Returns the number of connections of each link for collectives.
+    pub(crate) fn connections(&self) -> u8 {
+        self.terms.connections_of(Channel::Collective)
+    }
+
     /// Returns a link to `peer` that is yet to be opened, or an error if that is impossible. A caller that opens one
     /// for messages must call [`Mesh::accepted`] now and then, because the peer may be waiting for this rank at the
     /// same time.
-    pub(crate) fn connecting(&self, channel: Channel, peer: usize) -> std::result::Result<Connector, Interrupted> {
+    pub(crate) fn connecting(&self, channel: Channel, peer: usize) -> std::result::Result<Opening, Interrupted> {
         let failed = Err(AbortReason::Failed { rank: self.me.rank }.into());
         let Some(receiver) = u32::try_from(peer).ok().filter(|rank| *rank < self.me.world_size && *rank != self.me.rank) else {
             event::error!("rank {} of {} cannot open a link to rank {peer}", self.me.rank, self.me.world_size);
@@ -107,16 +125,18 @@ impl Mesh {
             event::error!("rank {} needs a link to rank {peer}, which does not listen", self.me.rank);
             return failed;
         };
-        let hello = Hello { channel, sender: self.me, receiver };
+        let hello = Hello { channel, connection: 0, sender: self.me, receiver };
         if hello.is_opened_by_receiver() && self.listening.is_none() {
             event::error!("rank {} waits for a link from rank {peer} but does not listen", self.me.rank);
             return failed;
         }
         let my_ip = self.addresses[self.me.rank as usize].map(|address| address.ip());
-        let same_host = my_ip == Some(address.ip()) || own_address::is_own(address);
+        let is_neighbour = self.neighbours.get(peer).is_some_and(|is_near| *is_near);
+        let same_host = is_neighbour || my_ip == Some(address.ip()) || own_address::is_own(address);
         let collective = self.listening.as_ref().filter(|_| channel == Channel::Collective);
-        let acceptor = collective.map(|listening| Arc::clone(&listening.acceptor));
-        Ok(Connector::new(address, hello, self.terms.clone(), same_host, acceptor))
+        let acceptor = || collective.map(|listening| Arc::clone(&listening.acceptor));
+        let hellos = (0..self.terms.connections_of(channel)).map(|connection| Hello { connection, ..hello });
+        Ok(Opening::new(hellos.map(|hello| Connector::new(address, hello, self.terms.clone(), same_host, acceptor()))))
     }
 
     /// Opens the links to all `peers` at the same time, and waits for them. `interrupted` is called now and then: if it
@@ -156,7 +176,7 @@ impl Mesh {
                 opening.iter().for_each(|(_, connector)| event::warn!("no link to {}", connector.progress()));
                 return Err(self.timed_out(opening.iter().map(|(peer, _)| *peer), open.iter().map(|(peer, _)| *peer)));
             }
-            self.wait(opening.iter().filter_map(|(_, connector)| connector.interest()).collect(), deadline);
+            self.wait(opening.iter().flat_map(|(_, connector)| connector.interests()).collect(), deadline);
         }
     }
 
@@ -239,7 +259,7 @@ fn start_listening(listen: IpAddr, me: Membership, terms: &Terms) -> Result<(Acc
     if listen.is_unspecified() {
         return Err(Error::config(format!("listen address {listen}"), "peers cannot connect to it; set one address of this host"));
     }
-    let doing = |source: io::Error| Error::io(format!("listening for peers on {listen}"), source);
+    let doing = |error: io::Error| PortRange::error(format!("listening for peers on {listen}"), error);
     let acceptor = Acceptor::bind(listen, me, terms.clone()).map_err(doing)?;
     let address = acceptor.address().map_err(doing)?;
     if terms.secret.is_none() && !listen.is_loopback() {

@@ -10,16 +10,19 @@ mod connector;
 pub(crate) mod fuzz;
 mod hello;
 pub(crate) mod identity;
+pub(crate) mod interfaces;
 mod link;
 mod listener;
 pub(crate) mod mesh;
+mod opening;
 pub(crate) mod own_address;
+mod striped;
 mod tcp;
 mod tcp_info;
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that fails says where")]
 mod tests;
 
-pub(crate) use connector::Connector;
 pub(crate) use hello::Channel;
 pub(crate) use link::{Link, Terms};
+pub(crate) use opening::Opening;

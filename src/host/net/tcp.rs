@@ -89,8 +89,7 @@ impl ByteLink for TcpLink {
         let Some(first) = parts.iter().position(|part| !part.is_empty()) else { return Ok(0) };
         let parts = &parts[first..parts.len().min(first + MOST_PARTS)];
         loop {
-            // Not `write_vectored`, which raises SIGPIPE once the peer is gone. That kills a program with a C `main`.
-            match sendmsg(&self.stream, parts, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL) {
+            match send(&self.stream, parts) {
                 Ok(0) => return Err(self.ended(ErrorKind::WriteZero.into())),
                 Ok(written) => return Ok(written),
                 Err(Errno::INTR) => {}
@@ -121,6 +120,16 @@ impl ByteLink for TcpLink {
 
     fn has_unsent(&self) -> bool {
         tcp_info::has_unsent(self.stream.as_fd())
+    }
+}
+
+/// Writes parts of which the first is not empty.
+fn send(stream: &TcpStream, parts: &[IoSlice<'_>]) -> rustix::io::Result<usize> {
+    // Not `write_vectored`, which raises SIGPIPE once the peer is gone. That kills a program with a C `main`.
+    match sendmsg(stream, parts, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL) {
+        // A sandbox may refuse this call, because it can also pass on file descriptors.
+        Err(Errno::PERM | Errno::NOSYS | Errno::ACCESS) => rustix::net::send(stream, &parts[0], SendFlags::NOSIGNAL),
+        sent => sent,
     }
 }
 

@@ -167,14 +167,17 @@ fn check_user(connection: BorrowedFd<'_>) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::Unsupported, format!("the socket belongs to another user ({theirs}; this process runs as {own})")))
 }
 
-/// Sends the descriptor with one byte, for which an almost empty socket always has room.
+/// Sends the descriptor with one byte, for which an almost empty socket always has room. If the system refuses that,
+/// sends the number of its error instead, in a byte without a descriptor.
 fn hand_over(client: &OwnedFd, file: BorrowedFd<'_>) {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let files = [file];
     control.push(SendAncillaryMessage::ScmRights(&files));
-    if let Err(error) = rustix::net::sendmsg(client, &[IoSlice::new(&[1])], &mut control, SendFlags::NOSIGNAL) {
-        crate::base::event::debug!(%error, "a client disconnected before it received the shared memory");
+    if let Err(error) = rustix::net::sendmsg(client, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL) {
+        crate::base::event::debug!(%error, "a client did not receive the shared memory");
+        // A client that has disconnected needs no reason.
+        let _ = send(client, &[u8::try_from(error.raw_os_error()).unwrap_or(u8::MAX)]);
     }
 }
 
@@ -210,8 +213,7 @@ pub(super) fn fetch(name: &str, key: &Secret, deadline: &Deadline) -> io::Result
     }
     check_user(connection.as_fd())?;
     prove(&connection, name, key, deadline)?;
-    let file = patiently(&connection, deadline, || receive(&connection))?;
-    file.ok_or_else(|| io::Error::new(io::ErrorKind::UnexpectedEof, "the leader closed the connection without sending the shared memory"))
+    patiently(&connection, deadline, || receive(&connection))?.into_file(&connection)
 }
 
 /// Proves to the leader that this process knows the key, and checks that the leader knows it too.
@@ -270,21 +272,56 @@ fn late() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "the deadline passed")
 }
 
-/// Receives the descriptor that came with the next byte, if one did.
-fn receive(connection: &OwnedFd) -> rustix::io::Result<Option<OwnedFd>> {
+/// The leader's reply to a client that has proven itself.
+enum Reply {
+    File(OwnedFd),
+    /// The leader's system did not send the descriptor, and reported the error of this number.
+    NotSent(u8),
+    /// The leader sent a descriptor, and this process's system dropped it.
+    Dropped,
+    /// The leader closed the connection.
+    End,
+}
+
+impl Reply {
+    /// Returns the file, or why there is none. The error is of the kind `Unsupported` if a system does not let
+    /// descriptors be passed.
+    fn into_file(self, connection: &OwnedFd) -> io::Result<OwnedFd> {
+        let (kind, reason) = match self {
+            Self::File(file) => return Ok(file),
+            Self::NotSent(number) => {
+                let error = io::Error::from_raw_os_error(number.into());
+                (io::ErrorKind::Unsupported, format!("the leader's system does not let it pass on a file descriptor: {error}"))
+            }
+            Self::Dropped => {
+                // The kernel does the same, without an error, if this process has no number left for a descriptor.
+                rustix::io::fcntl_dupfd_cloexec(connection, 0)?;
+                (io::ErrorKind::Unsupported, "this process's system does not let it receive the leader's file descriptor".to_owned())
+            }
+            Self::End => (io::ErrorKind::UnexpectedEof, "the leader closed the connection without sending the shared memory".to_owned()),
+        };
+        Err(io::Error::new(kind, reason))
+    }
+}
+
+/// Receives the leader's reply: one byte, and the descriptor that comes with it.
+fn receive(connection: &OwnedFd) -> rustix::io::Result<Reply> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
     let received = rustix::net::recvmsg(connection, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
     if received.flags.contains(ReturnFlags::CTRUNC) {
-        // One was sent, but this process has no number left for it. The kernel drops it, and reports no error.
-        return Err(Errno::MFILE);
+        return Ok(Reply::Dropped);
     }
     let mut files = control.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(files) => Some(files),
         _ => None,
     });
-    Ok(files.next().and_then(|mut files| files.next()))
+    Ok(match files.next().and_then(|mut files| files.next()) {
+        Some(file) => Reply::File(file),
+        None if received.bytes == 0 => Reply::End,
+        None => Reply::NotSent(byte[0]),
+    })
 }
 
 #[cfg(test)]
@@ -342,7 +379,7 @@ mod tests {
             let silent = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).unwrap();
             rustix::net::connect(&silent, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
             assert!(fetch(name, &secret(1), &deadline).is_ok());
-            assert_eq!(receive(&silent).unwrap_err(), Errno::AGAIN, "nothing came");
+            assert_eq!(receive(&silent).err(), Some(Errno::AGAIN), "nothing came");
         });
     }
 
@@ -370,6 +407,26 @@ mod tests {
         expect(proving.join().unwrap(), "closed the connection");
     }
 
+    #[test]
+    fn a_system_that_passes_no_descriptors_is_named_and_a_lack_of_numbers_is_not_that() {
+        let pair = || rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        let refusal = |rank: &OwnedFd| receive(rank).unwrap().into_file(rank).unwrap_err();
+        let (leader, rank) = pair();
+        send(&leader, &[libc::EPERM as u8]).unwrap();
+        let error = refusal(&rank);
+        assert!(error.kind() == io::ErrorKind::Unsupported && error.to_string().contains("Operation not permitted"), "{error}");
+        // The kernel drops what does not fit, as if a security module did not let this process receive it.
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(9))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let files = [leader.as_fd(); 9];
+        assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
+        rustix::net::sendmsg(&leader, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL).unwrap();
+        let error = refusal(&rank);
+        assert!(error.kind() == io::ErrorKind::Unsupported && error.to_string().contains("receive"), "{error}");
+        drop(leader);
+        assert_eq!(refusal(&rank).kind(), io::ErrorKind::UnexpectedEof);
+    }
+
     /// Returns what a process of another user gets when it connects to `name`, and when it opens what this process has
     /// under `path`: an error number for each.
     #[expect(unsafe_code, reason = "what a child does before it becomes another program")]
@@ -382,7 +439,10 @@ mod tests {
         let visit = move || -> io::Result<()> {
             let client = socket(SocketFlags::CLOEXEC)?;
             rustix::net::connect(&client, &address)?;
-            let handed = receive(&client).map(|file| if file.is_some() { 0 } else { Errno::CONNABORTED.raw_os_error() });
+            let handed = receive(&client).map(|reply| match reply {
+                Reply::File(_) => 0,
+                _ => Errno::CONNABORTED.raw_os_error(),
+            });
             let opened = std::fs::File::open(&path).map(drop);
             let numbers =
                 [handed.unwrap_or_else(Errno::raw_os_error), opened.map_or_else(|error| error.raw_os_error().unwrap_or(-1), |()| 0)];
@@ -480,8 +540,8 @@ mod tests {
             // A process that knows the key gets it, even if user IDs mean nothing.
             let known = connect();
             prove(&known, name, &secret(1), &deadline).unwrap();
-            assert!(patiently(&known, &deadline, || receive(&known)).unwrap().is_some());
-            assert_eq!(receive(&silent).unwrap_err(), Errno::AGAIN, "it was let in, and got nothing");
+            assert!(matches!(patiently(&known, &deadline, || receive(&known)).unwrap(), Reply::File(_)));
+            assert_eq!(receive(&silent).err(), Some(Errno::AGAIN), "it was let in, and got nothing");
             guess
         });
         assert!(guess.to_string().contains("a different secret"), "{guess}");

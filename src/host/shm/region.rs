@@ -38,10 +38,21 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 /// Creates a file for ranks to share: its size is fixed, its bytes are zero.
 pub(super) fn create(name: &str, bytes: usize) -> io::Result<OwnedFd> {
     check_limit(bytes)?;
-    let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    let file = anonymous_file(name)?;
     rustix::fs::ftruncate(&file, bytes as u64)?;
     rustix::fs::fcntl_add_seals(&file, SEALS)?;
     Ok(file)
+}
+
+/// Creates an empty file without a path, which can be sealed. No process can execute it if the kernel is Linux 6.3 or
+/// later. With the setting `vm.memfd_noexec=2`, such a kernel refuses all other files of this kind.
+fn anonymous_file(name: &str) -> io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
+        // The kernel does not know the flag.
+        Err(Errno::INVAL) => Ok(rustix::fs::memfd_create(name, flags)?),
+        created => Ok(created?),
+    }
 }
 
 /// Returns the bytes of a lap: more than the writer's and the reader's second-level caches, but less than half of the
@@ -389,6 +400,15 @@ pub(super) mod tests {
         let file = memfd_create("presence-test", MemfdFlags::CLOEXEC).unwrap();
         let unlocked = Presence { file, locked: false };
         assert!(unlocked.lives(1, &member(&unlocked)));
+    }
+
+    #[test]
+    fn a_file_cannot_be_executed_if_the_kernel_can_prevent_it() {
+        let knows = memfd_create("probe", MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL).is_ok();
+        let file = create("collectives", 4096).unwrap();
+        let mode = rustix::fs::fstat(&file).unwrap().st_mode;
+        assert_eq!(mode & 0o111 == 0, knows, "mode {mode:o}");
+        check(file.as_fd(), 4096).unwrap();
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::base::fork::Process;
 use crate::base::own_thread::{OwnThread, is_own};
 use crate::base::tuning::own_thread::LAST;
 use crate::base::tuning::store::{BACKLOG, LINGER};
+use crate::config::PortRange;
 use crate::error::{Error, Result};
 
 /// A server for [`TcpStore`](crate::store::TcpStore) and PyTorch's `TCPStore`, on one thread of this process.
@@ -72,7 +73,7 @@ impl TcpStoreServer {
     /// - [`Error::Config`]: the address is in use or does not belong to this host.
     /// - [`Error::Io`]: the address cannot be resolved, or the system refuses to listen for another reason.
     pub fn bind(address: impl ToSocketAddrs) -> Result<Self> {
-        Self::open(address, None)
+        Self::start(address, LINGER, None)
     }
 
     /// Starts a server like [`bind`](Self::bind), which serves only clients that prove that they know `secret`; see
@@ -82,12 +83,13 @@ impl TcpStoreServer {
     ///
     /// The errors of [`bind`](Self::bind).
     pub fn bind_with_secret(address: impl ToSocketAddrs, secret: &Secret) -> Result<Self> {
-        Self::open(address, Some(secret))
+        Self::start(address, LINGER, Some(secret))
     }
 
-    /// Starts a server with or without a secret.
-    pub(crate) fn open(address: impl ToSocketAddrs, secret: Option<&Secret>) -> Result<Self> {
-        Self::start(address, LINGER, secret)
+    /// Starts a server at the first of `addresses` that belongs to this host. If its port is 0, the server listens on
+    /// one of `ports`.
+    pub(crate) fn open(addresses: &[SocketAddr], ports: Option<PortRange>, secret: Option<&Secret>) -> Result<Self> {
+        Self::serve(listen_on_first(addresses, ports)?, LINGER, secret)
     }
 
     /// Starts a server like [`bind`](Self::bind). When this server is dropped, it waits up to `linger` for its clients
@@ -103,7 +105,7 @@ impl TcpStoreServer {
     /// Listens, and starts the thread.
     fn start(address: impl ToSocketAddrs, linger: Duration, secret: Option<&Secret>) -> Result<Self> {
         let resolved = address.to_socket_addrs().map_err(|error| Error::io("resolving the address of the store server", error))?;
-        Self::serve(listen_on_first(&resolved.collect::<Vec<_>>())?, linger, secret)
+        Self::serve(listen_on_first(&resolved.collect::<Vec<_>>(), None)?, linger, secret)
     }
 
     /// Starts a server on a nonblocking listener. With a secret, clients must prove that they know it.
@@ -179,10 +181,11 @@ impl Drop for TcpStoreServer {
 ///
 /// An address in use ends the search. A client that tried the same list would reach the other server there, not this
 /// one on a later address.
-fn listen_on_first(addresses: &[SocketAddr]) -> Result<std::net::TcpListener> {
+fn listen_on_first(addresses: &[SocketAddr], ports: Option<PortRange>) -> Result<std::net::TcpListener> {
     for &address in addresses {
-        match listen(address) {
+        match PortRange::listen(ports.filter(|_| address.port() == 0), address, listen) {
             Ok(listener) => return Ok(listener),
+            Err(error) if PortRange::exhausted(&error).is_some() => return Err(PortRange::error("listening for the store", error)),
             Err(error) if is_foreign(&error) => {}
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                 let reason = "address already in use: another job or program listens on this host and port, or another process of this \

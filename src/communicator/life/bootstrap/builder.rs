@@ -8,11 +8,11 @@ use std::time::Duration;
 #[cfg(feature = "cuda")]
 use std::time::Instant;
 
-use super::store::call_off;
+use super::store::{await_ranks, call_off};
 use super::{Origin, Start, connect_over_store};
 use crate::base::deadline::Deadline;
 use crate::base::event;
-use crate::base::tuning::bootstrap::LATE_LINGER;
+use crate::base::tuning::bootstrap::{ARRIVAL, LATE_LINGER};
 use crate::communicator::Communicator;
 #[cfg(feature = "cuda")]
 use crate::communicator::device::{DeviceChoice, DeviceRequest};
@@ -21,6 +21,7 @@ use crate::communicator::recovery::PeerWatch;
 use crate::communicator::recovery::RecoveryListener;
 use crate::config::{Config, environment};
 use crate::error::{Error, Peer, Result};
+use crate::host::net::interfaces::listen_address;
 #[cfg(feature = "cuda")]
 use crate::observe::LIFE;
 use crate::rendezvous::{self, JobStore, MemoryStore, PrefixStore, Rendezvous, Store};
@@ -196,8 +197,9 @@ impl Builder {
     ///
     /// The errors of [`Communicator::from_url`].
     pub fn from_url(mut self, url: &str) -> Result<Communicator> {
-        let rendezvous: Rendezvous = url.parse()?;
+        let mut rendezvous: Rendezvous = url.parse()?;
         self.config = self.config.with_environment()?;
+        rendezvous.ports = self.config.port_range;
         let timeout = rendezvous.timeout.unwrap_or(self.config.timeout);
         self.config.timeout = timeout;
         let deadline = Deadline::after(timeout);
@@ -252,12 +254,21 @@ impl Builder {
         watch: Option<PeerWatch>,
         deadline: &Deadline,
     ) -> Result<Communicator> {
-        let listen = self.config.listen_address.or(from).unwrap_or(IpAddr::from([127, 0, 0, 1]));
-        let start = Start { rank, world_size, config: self.config, listen, origin: Origin::Job(RecoveryListener::new(listen)) };
+        let listener = listen_address(&self.config, from).and_then(|at| Ok((at, RecoveryListener::new(at, self.config.port_range)?)));
+        // The others would wait for this rank.
+        let gives_up = |error: &Error| call_off(&*store, &Error::Conflict { reason: format!("rank {rank} cannot continue: {error}") });
+        let (listen, listener) = listener.inspect_err(|error| {
+            gives_up(error);
+            // Only a rank that serves the store watches for a lack of resources there.
+            if watch.is_some() {
+                await_ranks(&*store, world_size.saturating_sub(1), &Deadline::after(ARRIVAL.min(deadline.remaining())));
+            }
+        })?;
+        let start = Start { rank, world_size, config: self.config, listen, origin: Origin::Job(listener) };
         let comm = connect_over_store(Arc::clone(&store), start, watch, deadline).inspect_err(|error| {
-            // The others would wait for this rank. Errors that they receive or detect themselves need no notification.
+            // Errors that the others receive or detect themselves need no notification.
             if matches!(error, Error::Io { .. }) {
-                call_off(&*store, &Error::Conflict { reason: format!("rank {rank} cannot continue: {error}") });
+                gives_up(error);
             }
         })?;
         #[cfg(feature = "cuda")]

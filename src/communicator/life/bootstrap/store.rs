@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::deadline::Deadline;
-use crate::base::tuning::bootstrap::{FINDING_OUT, INTRODUCED, SLICE, SLICE_PER_RANK};
+use crate::base::tuning::bootstrap::{ARRIVAL_PAUSE, FINDING_OUT, INTRODUCED, SLICE, SLICE_PER_RANK};
 use crate::communicator::recovery::PeerWatch;
 use crate::error::{Error, Peer, Result};
 use crate::host::exchange::Exchange;
@@ -36,6 +36,14 @@ pub(in crate::communicator) fn call_off(store: &dyn Store, error: &Error) {
     // If the store cannot be reached either, the ranks end at their deadline.
     let reason = if let Error::Conflict { reason } = error { reason.clone() } else { error.to_string() };
     let _ = store.compare_set(CONFLICT, b"", reason.as_bytes());
+}
+
+/// Waits until `ranks` ranks have come to a store that this process serves, or until the deadline passes. A rank that
+/// came later would not find the store, and would look for it until its own deadline.
+pub(in crate::communicator) fn await_ranks(store: &dyn Store, ranks: usize, deadline: &Deadline) {
+    while store.add(COME, 0).is_ok_and(|come| usize::try_from(come).is_ok_and(|come| come < ranks)) && !deadline.has_passed() {
+        std::thread::sleep(ARRIVAL_PAUSE.min(deadline.remaining()));
+    }
 }
 
 /// One rank's part of an exchange over a store.

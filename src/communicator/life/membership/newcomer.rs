@@ -20,6 +20,7 @@ use crate::communicator::recovery::{self, RecoveryListener};
 use crate::config::{join_address_file, join_addresses};
 use crate::error::{Error, Result};
 use crate::host::net::identity::host_name;
+use crate::host::net::interfaces::listen_address;
 use crate::observe::LIFE;
 use crate::rendezvous::{PrefixStore, Store, TcpStore};
 
@@ -232,8 +233,8 @@ impl Newcomer for Joining {
         let patience = |limit: Duration| limit.min(deadline.remaining());
         recovery::connect(address, patience(ANSWER), secret)?;
         let store = recovery::connect(address, patience(SERVICE), secret)?;
-        let listen = self.0.config.listen_address.unwrap_or_else(|| store.local_address());
-        Ok(Visit { store, listen, listener: RecoveryListener::new(listen) })
+        let listen = listen_address(&self.0.config, Some(store.local_address()))?;
+        Ok(Visit { store, listen, listener: RecoveryListener::new(listen, self.0.config.port_range)? })
     }
 
     fn store(visit: &Visit) -> Arc<dyn Store> {

@@ -64,8 +64,8 @@ fn a_link_that_waits_is_not_replaced_by_another() {
         other => panic!("{other:?}"),
     }
     write_all(&mut first, b"first");
-    assert!(acceptor.take(Channel::Collective, 0).is_none() && acceptor.take(Channel::PointToPoint, 2).is_none());
-    assert_eq!(read_exactly(&mut acceptor.take(Channel::PointToPoint, 0).unwrap(), 5), b"first");
+    assert!(acceptor.take(Channel::Collective, 0, 0).is_none() && acceptor.take(Channel::PointToPoint, 0, 2).is_none());
+    assert_eq!(read_exactly(&mut acceptor.take(Channel::PointToPoint, 0, 0).unwrap(), 5), b"first");
     assert!(attempt(&mut acceptor, hello(0, 1)).is_ok());
 }
 
@@ -91,7 +91,7 @@ fn welcomed(acceptor: &mut Acceptor) -> TcpStream {
 fn an_attempt_that_was_given_up_leaves_no_link() {
     let mut acceptor = Acceptor::bind(LOCALHOST, membership(1), terms(None)).unwrap();
     let abandoned = welcomed(&mut acceptor);
-    assert!(acceptor.take(Channel::PointToPoint, 0).is_none(), "not confirmed");
+    assert!(acceptor.take(Channel::PointToPoint, 0, 0).is_none(), "not confirmed");
     drop(abandoned);
     serve_once(&mut acceptor);
     assert!(acceptor.take_all(Channel::PointToPoint).is_empty());
@@ -142,7 +142,7 @@ fn a_welcomed_peer_may_take_its_time() {
     acceptor.poll_at(Instant::now() + Duration::from_secs(3600));
     peer.write_all(&[CONFIRM]).unwrap();
     serve_once(&mut acceptor);
-    assert!(acceptor.take(Channel::PointToPoint, 0).is_some());
+    assert!(acceptor.take(Channel::PointToPoint, 0, 0).is_some());
 }
 
 #[test]
@@ -219,7 +219,7 @@ fn proving_with(mine: Option<Secret>, theirs: Option<Secret>, hello: Hello) -> s
         assert!(!deadline.has_passed(), "{}", connector.progress());
         acceptor.poll();
     }
-    while acceptor.take(Channel::PointToPoint, 0).is_none() {
+    while acceptor.take(Channel::PointToPoint, 0, 0).is_none() {
         serve_once(&mut acceptor);
     }
     Ok(())

@@ -34,7 +34,7 @@ fn soon() -> Deadline {
 }
 
 fn terms(secret: Option<Secret>) -> Terms {
-    Terms { secret, silence_timeout: SILENCE_TIMEOUT }
+    Terms { secret, silence_timeout: SILENCE_TIMEOUT, connections: 1, ports: None }
 }
 
 fn shuffled(random: &mut Random, mut items: Vec<usize>) -> Vec<usize> {
@@ -131,7 +131,8 @@ fn payload(channel: Channel, from: usize, to: usize) -> Vec<u8> {
 
 fn wait_for(link: &Link, flags: PollFlags) {
     // There is no descriptor if something was read ahead.
-    if let Some(descriptor) = link.descriptor() {
+    let descriptor = if flags == PollFlags::OUT { link.write_descriptor() } else { link.descriptor() };
+    if let Some(descriptor) = descriptor {
         wait_for_descriptor(descriptor, flags);
     }
 }
@@ -244,6 +245,54 @@ fn over_version_six_of_the_protocol_too() {
     full_mesh(5, six, 21);
 }
 
+/// Runs `body` as each of two ranks, whose links have these numbers of connections.
+fn run_striped<R: Send>(connections: [u8; 2], body: impl Fn(usize, Mesh) -> R + Sync) -> Vec<R> {
+    let body = &body;
+    thread::scope(|scope| {
+        let ranks = local::exchanges(2).into_iter().enumerate().map(|(rank, mut exchange)| {
+            let terms = Terms { connections: connections[rank], ..terms(None) };
+            let mut mesh = move || Mesh::exchange(&mut exchange, rank, 2, true, LOCALHOST, NONCE, COMMUNICATOR, &terms, &soon()).unwrap();
+            scope.spawn(move || body(rank, mesh()))
+        });
+        ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn links_for_collectives_may_have_several_connections() {
+    const BYTES: usize = 1 << 20;
+    for connections in [2, 5, 16] {
+        run_striped([connections; 2], |rank, mesh| {
+            let mut links = CollectiveLinks::of(&mesh);
+            let link = links.link(1 - rank, &soon(), &mut || None).unwrap();
+            let whole = |from: usize| (0..BYTES).map(|index| (from * 7 + index * 3 + index / 4096) as u8).collect::<Vec<_>>();
+            // Both write at the same time what fits, and then one after the other.
+            write_all(link, &payload(Channel::Collective, rank, 1 - rank));
+            assert_eq!(read_exactly(link, PAYLOAD), payload(Channel::Collective, 1 - rank, rank));
+            for sender in [0, 1] {
+                if rank == sender {
+                    write_all(link, &whole(rank));
+                } else {
+                    assert!(read_exactly(link, BYTES) == whole(sender), "{connections} connections");
+                }
+            }
+            assert!(matches!(link, Link::Striped(_)));
+            // Messages use one connection.
+            let mine = mesh.connect(1 - rank, &soon(), &mut || None).unwrap();
+            assert!(matches!(mine, Link::Plain(_)) && matches!(accept_all(&mesh, 1).remove(0).1, Link::Plain(_)));
+        });
+    }
+}
+
+#[test]
+fn a_rank_whose_links_have_fewer_connections_refuses_the_others() {
+    let errors = run_striped([3, 1], |rank, mesh| {
+        let limit = if rank == 0 { soon() } else { Deadline::after(Duration::from_millis(500)) };
+        mesh.open(Channel::Collective, &[1 - rank], &limit, &mut || None).map(drop).map_err(|stop| stop.abort_reason)
+    });
+    assert_eq!(errors[0], Err(AbortReason::Lost { rank: 1 }), "{errors:?}");
+}
+
 #[test]
 fn partners_connect_all_at_once() {
     for participants in [vec![3], vec![0, 6], vec![6, 0, 2, 4, 5], (0..7).collect()] {
@@ -278,7 +327,7 @@ fn links_opened_from_both_ends_at_once_are_two() {
 
 /// Returns the hello of a rank in the tests' job of three.
 fn hello(sender: u32, receiver: u32) -> Hello {
-    Hello { channel: Channel::PointToPoint, sender: membership(sender), receiver }
+    Hello { channel: Channel::PointToPoint, connection: 0, sender: membership(sender), receiver }
 }
 
 fn membership(rank: u32) -> Membership {
@@ -571,7 +620,7 @@ fn threads_share_a_mesh() {
                         }
                         None => true,
                     });
-                    let mut interests: Vec<_> = opening.iter().filter_map(|(_, connector)| connector.interest()).collect();
+                    let mut interests: Vec<_> = opening.iter().flat_map(|(_, connector)| connector.interests()).collect();
                     interests.push(PollFd::from_borrowed_fd(progress.listener_descriptor().unwrap(), PollFlags::IN));
                     let slice = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
                     poll(&mut interests, Some(&slice)).unwrap();
