@@ -12,7 +12,7 @@ use simgpu_ptx::{Launch, Limits, Module, launch_within};
 /// The seeds within which a kernel without a fence has to fail.
 const FEW: u64 = 10;
 /// The seeds with which a correct kernel must not fail. `SIMGPU_SEEDS` sets another number.
-const MANY: u64 = 300;
+const MANY: u64 = 100;
 
 fn many() -> u64 {
     std::env::var("SIMGPU_SEEDS").map_or(MANY, |seeds| seeds.parse().expect("SIMGPU_SEEDS is a number of seeds"))
