@@ -28,10 +28,6 @@ pub const INSTRUCTIONS_PER_THREAD: u64 = 1 << 30;
 /// wait for it.
 const BEFORE_ONE_MORE: u64 = 1 << 20;
 
-/// Instructions before a launch yields again if the memory order is modelled. Turns are short then, and to yield after
-/// each would take most of the time on a busy machine.
-const BETWEEN_YIELDS: u64 = 1 << 14;
-
 /// Blocks that run at once from the beginning if the memory order is modelled: the order between blocks shows only then.
 const TOGETHER: usize = 4;
 
@@ -113,8 +109,7 @@ pub fn launch_within(
 fn run(machine: &mut Machine<'_>, mut left: impl Iterator<Item = [u32; 3]>) -> Result<(), Fault> {
     let first = if machine.model.is_some() { TOGETHER.min(machine.limits.blocks) } else { 1 };
     let mut blocks: Vec<Block> = left.by_ref().take(first).map(|index| Block::new(machine, index)).collect();
-    let (mut mark, mut yielded) = (0, 0);
-    let between = if machine.model.is_some() { BETWEEN_YIELDS } else { 0 };
+    let mut mark = 0;
     while !blocks.is_empty() {
         let mut ended = false;
         let mut at = 0;
@@ -129,9 +124,8 @@ fn run(machine: &mut Machine<'_>, mut left: impl Iterator<Item = [u32; 3]>) -> R
                 None => drop(blocks.remove(at)),
             }
         }
-        if !ended && machine.steps - yielded >= between {
+        if !ended && machine.model.as_mut().is_none_or(LaunchModel::yields) {
             // Threads may wait for data that another stream, another process or the host writes.
-            yielded = machine.steps;
             std::thread::yield_now();
         }
         if machine.steps - mark >= BEFORE_ONE_MORE && blocks.len() < machine.limits.blocks {
