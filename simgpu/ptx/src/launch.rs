@@ -124,7 +124,7 @@ fn run(machine: &mut Machine<'_>, mut left: impl Iterator<Item = [u32; 3]>) -> R
                 None => drop(blocks.remove(at)),
             }
         }
-        if !ended {
+        if !ended && machine.model.as_mut().is_none_or(LaunchModel::yields) {
             // Threads may wait for data that another stream, another process or the host writes.
             std::thread::yield_now();
         }
@@ -134,7 +134,7 @@ fn run(machine: &mut Machine<'_>, mut left: impl Iterator<Item = [u32; 3]>) -> R
         }
     }
     while !machine.model.as_mut().is_none_or(LaunchModel::end) {
-        std::thread::yield_now();
+        std::hint::spin_loop();
     }
     Ok(())
 }

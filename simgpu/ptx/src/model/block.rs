@@ -73,6 +73,12 @@ impl<'m> LaunchModel<'m> {
         1 + self.random.next() % self.turn
     }
 
+    /// Whether the launch yields to other threads of the host now. Turns are short, and to yield after each would take
+    /// most of the time on a busy machine.
+    pub(crate) fn yields(&mut self) -> bool {
+        self.random.chance(4)
+    }
+
     /// Whether something that is likely in this launch happens.
     pub(crate) fn chance(&mut self) -> bool {
         self.random.chance(self.pace)
