@@ -117,7 +117,8 @@ fn devices_that_exchange_need_their_fences() {
     };
     assert!((0..10).all(|seed| right(seed, [fence, fence])));
     for fences in [[fence, ""], ["", fence], ["fence.acq_rel.gpu;", fence], [fence, "fence.acq_rel.gpu;"]] {
-        assert!(!(0..10).all(|seed| right(seed, fences)), "{fences:?}");
+        // 10 seeds suffice on an idle machine. A busy one may run one device long after the other.
+        assert!(!(0..100).all(|seed| right(seed, fences)), "{fences:?}");
     }
 }
 
