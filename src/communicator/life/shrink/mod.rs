@@ -162,7 +162,7 @@ impl Communicator {
         let mut left = BTreeSet::new();
         match health.abort_reason() {
             Some(AbortReason::TimedOut { missing, .. }) => drop(doubts.insert(*missing as usize)),
-            Some(AbortReason::Lost { rank } | AbortReason::Silent { rank, .. }) => drop(doubts.insert(*rank as usize)),
+            Some(AbortReason::Lost { rank, .. } | AbortReason::Silent { rank, .. }) => drop(doubts.insert(*rank as usize)),
             Some(AbortReason::Left { rank }) => drop(left.insert(*rank as usize)),
             _ => {}
         }

@@ -372,7 +372,7 @@ fn a_peer_that_has_gone_is_lost_at_once() {
             None
         }
     });
-    assert_eq!(stops[1], Some(Interrupted::from(AbortReason::Lost { rank: 2 })));
+    assert_eq!(stops[1], Some(Interrupted::from(AbortReason::Lost { rank: 2, by: 1 })));
     assert!(began.elapsed() < Duration::from_secs(5));
 }
 
