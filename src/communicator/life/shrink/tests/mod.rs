@@ -1,6 +1,7 @@
 //! Shrinks of two to five ranks in a simulated world: thousands of orders of events, with ranks that die, sleep and
 //! are cut off from others.
 
+pub(in crate::communicator::life) mod exploration;
 pub(in crate::communicator::life) mod world;
 
 use std::collections::BTreeSet;
@@ -9,12 +10,8 @@ use std::time::Duration;
 use super::protocol::{Given, Shrinking, Shrunk};
 use crate::base::random::Random;
 use crate::error::{Error, Result};
-use world::{Connected, Fate, Partition, Place, Plan, Report, Scenario, play};
-
-/// The number of scenarios that are run by default (environment variable: `COLLECTIVES_SHRINKS`).
-const SHRINKS: u64 = 3000;
-/// The longest that a scenario may take, by its simulated clock.
-const BOUND: Duration = Duration::from_secs(600);
+use exploration::{Exploration, Trouble};
+use world::{Connected, Fate, Partition, Place, Plan, Report, Scenario};
 
 fn shrink(place: &Place, me: usize, plan: &Plan, limit: Duration) -> Result<Connected> {
     let given = Given { doubts: plan.doubts.clone(), left: plan.left.clone(), unmet: None };
@@ -22,14 +19,6 @@ fn shrink(place: &Place, me: usize, plan: &Plan, limit: Duration) -> Result<Conn
         Shrunk::Into(connected) => Ok(connected),
         Shrunk::Grown(error) => Err(error),
     }
-}
-
-/// The kinds of trouble that a scenario may have.
-#[derive(Debug, Clone, Copy)]
-struct Trouble {
-    deaths: bool,
-    sleeps: bool,
-    partitions: bool,
 }
 
 fn some_ranks(random: &mut Random, count: usize, but: usize, once_in: usize) -> BTreeSet<usize> {
@@ -133,79 +122,32 @@ fn larger_part(scenario: &Scenario, trouble: Trouble) -> Option<Vec<usize>> {
     Some(if here.len() >= there.len() { here } else { there })
 }
 
-/// Runs scenarios of this kind.
-fn explore(name: &str, trouble: Trouble) {
-    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    let count = number("COLLECTIVES_SHRINKS").unwrap_or(SHRINKS);
-    let first =
-        number("COLLECTIVES_TEST_SEED").unwrap_or_else(|| std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos() as u64));
-    println!("{name}: {count} scenarios from COLLECTIVES_TEST_SEED={first}");
-    let mut tally = Tally::default();
-    for seed in (0..count).map(|step| first.wrapping_add(step)) {
-        let scenario = draw(&mut Random(seed), trouble);
-        tally.count(&run(&scenario, trouble, seed));
-    }
-    println!("{name}: {tally:?}");
-}
-
-/// The number of ranks with each outcome.
-#[derive(Debug, Default)]
-struct Tally {
-    went_on: usize,
-    left_behind: usize,
-    late: usize,
-}
-
-impl Tally {
-    fn count(&mut self, report: &Report) {
-        for (_, result) in report.outcomes.iter().flatten() {
-            match result {
-                Ok(_) => self.went_on += 1,
-                Err(Error::LeftBehind { .. }) => self.left_behind += 1,
-                Err(_) => self.late += 1,
-            }
-        }
-    }
-}
-
-/// Runs one scenario in one order, and panics with everything that happened if it went wrong.
-fn run(scenario: &Scenario, trouble: Trouble, seed: u64) -> Report {
-    let (report, complaint) = match play(scenario, seed, BOUND, shrink) {
-        Ok(report) => {
-            let complaint = complaint(scenario, trouble, &report);
-            (report, complaint)
-        }
-        Err(report) => (report, Some("it did not end".to_owned())),
-    };
-    if let Some(complaint) = complaint {
-        panic!("seed {seed}: {complaint}\n{scenario:#?}\n{}", report.log.join("\n"));
-    }
-    report
-}
+const SHRINKING: Exploration =
+    Exploration { usually: 3000, variable: "COLLECTIVES_SHRINKS", bound: Duration::from_secs(600), program: shrink, draw, complaint };
 
 #[test]
 fn ranks_without_trouble_all_go_on() {
-    explore("no trouble", Trouble { deaths: false, sleeps: false, partitions: false });
+    SHRINKING.explore("no trouble", Trouble { deaths: false, sleeps: false, partitions: false });
 }
 
 #[test]
 fn whoever_outlives_the_others_goes_on() {
-    explore("deaths", Trouble { deaths: true, sleeps: false, partitions: false });
+    SHRINKING.explore("deaths", Trouble { deaths: true, sleeps: false, partitions: false });
 }
 
 #[test]
 fn sleepers_and_late_comers_do_not_split() {
-    explore("sleeps", Trouble { deaths: true, sleeps: true, partitions: false });
+    SHRINKING.explore("sleeps", Trouble { deaths: true, sleeps: true, partitions: false });
 }
 
 #[test]
 fn the_cut_off_do_not_split() {
-    explore("cuts", Trouble { deaths: true, sleeps: false, partitions: true });
+    SHRINKING.explore("cuts", Trouble { deaths: true, sleeps: false, partitions: true });
 }
 
 #[test]
 fn the_larger_part_goes_on_whatever_its_ranks_doubted() {
-    explore("lasting cuts", Trouble { deaths: false, sleeps: false, partitions: true });
+    SHRINKING.explore("lasting cuts", Trouble { deaths: false, sleeps: false, partitions: true });
 }
 
 /// Makes ranks that begin together. Each falls asleep after a given number of requests to the world.
@@ -225,7 +167,7 @@ fn a_leader_stopped_while_it_founds_sees_that_others_went_on() {
     for at in 1..400 {
         let mut scenario = sleepers(Duration::from_secs(13), &[Some((7, Duration::from_secs(5))), Some((at, Duration::from_secs(20)))]);
         scenario.ranks[1].doubts.insert(0);
-        run(&scenario, SLEEPS, at as u64);
+        SHRINKING.run(&scenario, SLEEPS, at as u64);
     }
 }
 
@@ -234,7 +176,7 @@ fn a_leader_stopped_while_it_founds_sees_that_others_went_on() {
 fn a_rank_that_wakes_into_a_claim_does_not_split() {
     for seed in 0..400 {
         let time = Duration::from_millis(5000 + 5 * seed);
-        run(&sleepers(Duration::from_secs(7), &[Some((8, time)), None]), SLEEPS, seed);
+        SHRINKING.run(&sleepers(Duration::from_secs(7), &[Some((8, time)), None]), SLEEPS, seed);
     }
 }
 
@@ -246,6 +188,6 @@ fn a_member_that_waits_for_a_stopped_leader_does_not_go_on_beside_others() {
         let mut scenario = sleepers(Duration::from_secs(20), &[Some((2, Duration::from_secs(4))), leader, None]);
         scenario.ranks[1].doubts.insert(0);
         scenario.ranks[2].doubts.insert(0);
-        run(&scenario, SLEEPS, at as u64);
+        SHRINKING.run(&scenario, SLEEPS, at as u64);
     }
 }

@@ -141,6 +141,8 @@ pub(in crate::communicator::life) struct Report {
     /// For each rank that lives at the end: when it finished, and with which result.
     pub(in crate::communicator::life) outcomes: Vec<Option<(Duration, Result<Connected>)>>,
     pub(in crate::communicator::life) lives: Vec<bool>,
+    /// For each process, whether it asked to be admitted.
+    pub(in crate::communicator::life) asked: Vec<bool>,
     /// For each process, the communicators of which it has been a member.
     pub(in crate::communicator::life) histories: Vec<Vec<Connected>>,
     /// All messages and their effects.
@@ -544,7 +546,7 @@ pub(in crate::communicator::life) type Program = fn(&Place, usize, &Plan, Durati
 
 /// Runs a scenario in the order of this seed until every rank has finished. Returns an error if that takes longer than
 /// `bound`.
-pub(in crate::communicator::life) fn play(
+pub(super) fn play(
     scenario: &Scenario,
     seed: u64,
     bound: Duration,
@@ -616,8 +618,9 @@ pub(in crate::communicator::life) fn play(
     let mut state = lock(&state);
     let lives = state.ranks.iter().map(|rank| rank.lives).collect();
     let outcomes = state.ranks.iter_mut().map(|rank| rank.outcome.take().filter(|_| rank.lives)).collect();
+    let asked = state.ranks.iter().map(|rank| !rank.plan.asks.is_empty()).collect();
     let histories = state.ranks.iter_mut().map(|rank| std::mem::take(&mut rank.history)).collect();
-    let report = Report { outcomes, lives, histories, log: std::mem::take(&mut state.log) };
+    let report = Report { outcomes, lives, asked, histories, log: std::mem::take(&mut state.log) };
     if in_time { Ok(report) } else { Err(report) }
 }
 
