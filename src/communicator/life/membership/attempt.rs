@@ -207,8 +207,11 @@ pub(super) fn candidates<C: Members>(comm: &C) -> Result<Vec<Candidate>> {
     }
     let (requests, settings) = (Requests::new(comm.own_store()?), comm.settings());
     let mut candidates = Vec::new();
-    for (number, attempts, request) in requests.open_and_forget_decided()? {
-        let listener = request.listener.filter(|listener| comm.probe(listener) != Probe::Gone);
+    let open = requests.open_and_forget_decided()?;
+    let listeners: Vec<SocketAddr> = open.iter().filter_map(|(_, _, request)| request.listener).collect();
+    let mut probes = comm.probe_all(&listeners).into_iter();
+    for (number, attempts, request) in open {
+        let listener = request.listener.filter(|_| probes.next() != Some(Probe::Gone));
         if request.settings != settings {
             let reason = format!("the job has {settings}; and {} has {}", request.from, request.settings);
             requests.refuse(number, attempts + 1, &reason)?;

@@ -113,6 +113,9 @@ fn complaint(scenario: &Scenario, trouble: Trouble, report: &Report) -> Option<S
         let fails = ended().find(|(process, result)| (is_member(*process) || is_early(*process)) && result.is_err());
         return fails.map(|(process, result)| format!("process {process} did not continue: {result:?}"));
     }
+    if is_calm && let Some((process, Err(error))) = ended().find(|(_, result)| matches!(result, Err(Error::LeftBehind { .. }))) {
+        return Some(format!("process {process} lives, and was left behind: {error}"));
+    }
     if is_calm && continued.is_empty() && (0..report.lives.len()).any(|process| is_member(process) && report.lives[process]) {
         return Some("a member lives, and nobody has continued".to_owned());
     }
@@ -142,6 +145,14 @@ fn explore(name: &str, trouble: Trouble) {
     assert!(tally.newcomers_admitted > 0, "no newcomer was admitted: {tally:?}");
 }
 
+const DEATHS: Trouble = Trouble { deaths: true, sleeps: false, partitions: false };
+
+/// A newcomer died while the ranks connected after a shrink. Another rank had continued, and died too.
+#[test]
+fn a_member_is_not_left_behind_by_ranks_that_are_gone() {
+    ADMITTING.run_seed(DEATHS, 1_012_598);
+}
+
 #[test]
 fn newcomers_without_trouble_are_all_admitted() {
     explore("no trouble", Trouble { deaths: false, sleeps: false, partitions: false });
@@ -149,7 +160,7 @@ fn newcomers_without_trouble_are_all_admitted() {
 
 #[test]
 fn those_who_outlive_the_others_continue_together() {
-    explore("deaths", Trouble { deaths: true, sleeps: false, partitions: false });
+    explore("deaths", DEATHS);
 }
 
 #[test]
