@@ -101,7 +101,7 @@ impl<W: World> Shrinking<'_, W> {
                 Ok(_) => return Ok(Vote::All),
                 Err(error) if !error.is_timeout() => return Err(error),
                 Err(_) if self.deadline.has_passed() => return Ok(Vote::Unknown),
-                // Nobody calls off a round that the leader has decided.
+                // No rank calls off a round that the leader has decided.
                 Err(_) if is_called_off(store)? => return Ok(Vote::Failed),
                 Err(_) => {}
             }
