@@ -50,11 +50,7 @@ impl<W: World> Shrinking<'_, W> {
         };
         let (completed, connected) = (Completed { members: members.to_vec(), leader, round }, self.deadline.elapsed());
         match self.vote(&*store, &setup) {
-            Vote::All => {
-                // If this rank was held up, even members may have given it up, and continued with others.
-                let is_held_up = self.since(connected) >= GRACE;
-                self.settle(&completed, if is_held_up { &[] } else { members }).map(|()| Some(comm))
-            }
+            Vote::All => self.settle(&completed, connected).map(|()| Some(comm)),
             Vote::Failed => Ok(None),
             Vote::Unknown => {
                 self.uncertain.push((completed, comm));
@@ -121,17 +117,21 @@ impl<W: World> Shrinking<'_, W> {
         let Some(index) = self.confirmed.take() else { return Err(error) };
         let (completed, comm) = self.uncertain.swap_remove(index);
         event::debug!(rank = self.me, members = ?completed.members, "another rank has continued in a communicator that this rank has connected");
-        self.settle(&completed, &[]).map(|()| comm)
+        self.settle(&completed, Duration::ZERO).map(|()| comm)
     }
 
     /// Publishes at this rank's recovery listener that it continues, then makes sure that no other group does. This
     /// rank may have been stopped since it last looked at the listeners, and the others may have given it up. Any two
-    /// ranks that would continue separately both publish before they look, so one sees the other. There is no look at the
-    /// listeners of ranks that are `trusted`.
-    fn settle(&self, completed: &Completed, trusted: &[usize]) -> Result<()> {
+    /// ranks that would continue separately both publish before they look, so one sees the other. This rank has
+    /// connected after it had shrunk for the time `connected`.
+    fn settle(&self, completed: &Completed, connected: Duration) -> Result<()> {
         let status = Status::Over(completed.clone());
         match self.world.host().and_then(|own| self.say(&*own, &status).map(|()| own)) {
-            Ok(own) => self.look_until_on_time(&*own, &status, trusted),
+            Ok(own) => {
+                // If this rank was held up, even members may have given it up, and continued with others.
+                let is_held_up = self.since(connected) >= GRACE;
+                self.look_until_on_time(&*own, &status, if is_held_up { &[] } else { &completed.members })
+            }
             Err(error) => {
                 // This rank has published nothing else to any rank, either.
                 event::warn!(%error, "late ranks will not learn from this rank that it has continued");

@@ -145,6 +145,16 @@ fn the_larger_part_goes_on_whatever_its_ranks_doubted() {
     SHRINKING.explore("lasting cuts", Trouble { deaths: false, sleeps: false, partitions: true });
 }
 
+/// The leader had decided that all continue, and was stopped before it published that it does. The other one continued alone.
+#[test]
+fn a_leader_that_is_stopped_after_its_decision_sees_that_others_went_on() {
+    for at in 20..120 {
+        let scenario = sleepers(Duration::from_secs(16), &[Some((at, Duration::from_secs(13))), None]);
+        (0..4).for_each(|seed| drop(SHRINKING.run(&scenario, SLEEPS, seed)));
+    }
+    SHRINKING.run_seed(Trouble { deaths: true, ..SLEEPS }, 3_000_210);
+}
+
 /// Some ranks continue after a rank has died while they connected, and die too. The others cannot know who has continued.
 #[test]
 fn ranks_that_continue_and_die_leave_no_other_rank_behind() {
