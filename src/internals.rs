@@ -169,12 +169,12 @@ impl Link {
         let meshes =
             exchanging(2, |rank, exchange| Mesh::exchange(exchange, rank, 2, true, listen, [7; 16], 0, terms, &Deadline::after(LIMIT)))?;
         let deadline = Deadline::after(LIMIT);
-        let stopped = |stop: crate::host::abort_reason::Interrupted| stop.to_error("opening a link", &Deadline::after(LIMIT), &[]);
+        let stopped = |stop: crate::host::abort_reason::Interrupted| stop.to_error("opening a link", &Deadline::after(LIMIT), 0, &[]);
         let mut connector = meshes[0].connecting(net::Channel::PointToPoint, 1).map_err(stopped)?;
         let (mut near, mut far) = (None, None);
         while !deadline.has_passed() {
             if near.is_none() {
-                near = connector.advance().map_err(|error| stopped(error.into()))?;
+                near = connector.advance().map_err(|error| stopped(error.met_by(0)))?;
             }
             far = far.or_else(|| meshes[1].accepted(net::Channel::PointToPoint).pop());
             if let (Some(near), Some((_, far))) = (near.take_if(|_| far.is_some()), far.take()) {
@@ -280,7 +280,7 @@ impl Mailboxes {
         let call = Call { kind: Collective::Barrier, op: 0, element: TypeTag::of::<u8>(), count: 0, root: None, counts_hash: 0, sequence };
         let deadline = Deadline::lazily(LIMIT);
         let met = self.group.barrier(&CallContext { call: &call, deadline: &deadline, health: &self.health, recorder: &self.recorder });
-        met.map_err(|stop| stop.to_error("a step", &deadline, &[]))
+        met.map_err(|stop| stop.to_error("a step", &deadline, 0, &[]))
     }
 
     /// Sends one flag and receives one flag. The first of two ranks begins, and the second answers. Each rank checks

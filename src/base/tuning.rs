@@ -237,6 +237,8 @@ pub(crate) mod store {
 pub(crate) mod recovery {
     use std::time::Duration;
 
+    /// The number of ranks that one rank probes or visits at the same time, with a thread for each.
+    pub(crate) const AT_ONCE: usize = 128;
     /// How long a living rank may take to accept a connection.
     pub(crate) const PROBE: Duration = Duration::from_millis(500);
     /// How long a rank that serves may take to answer. If the rank does not serve, the whole time passes.
@@ -688,8 +690,6 @@ pub(crate) mod backend {
 pub(crate) mod shrink {
     use std::time::Duration;
 
-    /// The number of ranks that one rank probes at the same time.
-    pub(crate) const AT_ONCE: usize = 32;
     /// One wait at the leader's store before other recovery listeners are checked.
     pub(crate) const SLICE: Duration = Duration::from_millis(50);
     /// Time between two rounds of probing while no rank leads.

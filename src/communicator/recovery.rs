@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use crate::authentication::Secret;
 use crate::base::event;
-use crate::base::tuning::recovery::{ANSWER, LINGER, PROBE};
+use crate::base::tuning::recovery::{ANSWER, AT_ONCE, LINGER, PROBE};
 use crate::config::PortRange;
 use crate::error::{Error, Result};
 use crate::host::net::own_address::to_listen_on;
@@ -115,6 +115,30 @@ pub(in crate::communicator) fn probe(address: &SocketAddr) -> Probe {
     }
 }
 
+/// Finds out whether the processes behind these recovery listeners live. The ones that do not answer hold up no other.
+pub(in crate::communicator) fn probe_all(addresses: &[SocketAddr]) -> Vec<Probe> {
+    at_once(addresses, probe)
+}
+
+/// Calls a function for each item, on threads for up to [`AT_ONCE`] items at the same time. Returns the results in the
+/// order of the items.
+pub(in crate::communicator) fn at_once<T: Sync, R: Send>(items: &[T], call: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let mut results = Vec::with_capacity(items.len());
+    for some in items.chunks(AT_ONCE) {
+        std::thread::scope(|scope| {
+            let (call, (first, others)) = (&call, some.split_at(1));
+            let start = |item| std::thread::Builder::new().spawn_scoped(scope, move || call(item));
+            let threads: Vec<_> = others.iter().map(start).collect();
+            results.extend(first.iter().map(call));
+            for (item, thread) in others.iter().zip(threads) {
+                // Without a thread, this one makes the call.
+                results.push(thread.ok().and_then(|thread| thread.join().ok()).unwrap_or_else(|| call(item)));
+            }
+        });
+    }
+    results
+}
+
 /// Connects to the store behind a recovery listener; `patience` limits the wait for an answer. Fails at once if the
 /// process is gone.
 pub(in crate::communicator) fn connect(address: SocketAddr, patience: Duration, secret: Option<&Secret>) -> Result<Arc<TcpStore>> {
@@ -191,8 +215,9 @@ impl RecoveryGroup {
         }
     }
 
-    pub(in crate::communicator) fn probe(&self, rank: usize) -> Probe {
-        self.listeners.probe(self.places[rank])
+    /// Finds out whether the processes of these ranks live. The ranks that do not answer hold up no other.
+    pub(in crate::communicator) fn probe_all(&self, ranks: &[usize]) -> Vec<Probe> {
+        at_once(ranks, |rank| self.listeners.probe(self.places[*rank]))
     }
 
     pub(in crate::communicator) fn visit(&self, rank: usize, patience: Duration) -> Option<Arc<TcpStore>> {
@@ -206,10 +231,10 @@ impl RecoveryGroup {
 
     /// Returns a function that checks whether one of the ranks is gone.
     pub(in crate::communicator) fn watch(&self) -> PeerWatch {
-        let recovery = self.clone();
+        let (recovery, ranks) = (self.clone(), (0..self.places.len()).collect::<Vec<_>>());
         Box::new(move || {
-            let is_gone = |rank: &usize| recovery.probe(*rank) == Probe::Gone;
-            (0..recovery.places.len()).find(is_gone).map(|rank| format!("the process of rank {rank} of the new communicator is gone"))
+            let gone = recovery.probe_all(&ranks).into_iter().position(|probe| probe == Probe::Gone);
+            gone.map(|rank| format!("the process of rank {rank} of the new communicator is gone"))
         })
     }
 
@@ -248,6 +273,19 @@ mod tests {
         assert_eq!(store.get("key", Duration::ZERO).unwrap(), b"value");
         // It stays open, with its contents.
         assert_eq!(listeners.host("shrink", SERVICE).unwrap().get("key", Duration::ZERO).unwrap(), b"value");
+    }
+
+    #[test]
+    fn calls_at_once_wait_for_each_other_and_keep_their_order() {
+        let items: Vec<usize> = (0..2 * AT_ONCE + 3).collect();
+        // Each call of a part waits for all others of that part.
+        let parts = [AT_ONCE, AT_ONCE, 3].map(std::sync::Barrier::new);
+        let results = at_once(&items, |item| {
+            parts[item / AT_ONCE].wait();
+            2 * item
+        });
+        assert_eq!(results, items.iter().map(|item| 2 * item).collect::<Vec<_>>());
+        assert!(at_once(&[], |item: &usize| *item).is_empty());
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub fn fingerprints(data: &[u8]) {
         if let Some(abort_reason) = AbortReason::from_bytes(bytes) {
             assert_eq!(abort_reason.to_bytes(), *bytes, "{abort_reason:?}");
             let (deadline, seen) = (Deadline::after(std::time::Duration::ZERO), Interrupted::from(abort_reason).seen_by(0, [1, 2]));
-            for error in [abort_reason.to_error("a call", &deadline, &[]), seen.to_error("a call", &deadline, &[])] {
+            for error in [abort_reason.to_error("a call", &deadline, 0, &[]), seen.to_error("a call", &deadline, 0, &[])] {
                 assert!(!error.to_string().is_empty());
             }
         }
@@ -54,8 +54,8 @@ pub(crate) fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         AbortReason::Mismatch { first: (1, call), second: (2, Call { count: 4, ..call }) },
         AbortReason::TimedOut { waiting: 1, missing: 2 },
         AbortReason::Garbled { rank: 1, header: 0x0102_0304_0506_0708 },
-        AbortReason::Lost { rank: 7 },
-        AbortReason::Silent { rank: 5, seconds: 60 },
+        AbortReason::Lost { rank: 7, by: 2 },
+        AbortReason::Silent { rank: 5, by: 0, seconds: 60 },
     ];
     let mut seeds: Vec<(&'static str, Vec<u8>)> = vec![("fingerprints", call.to_bytes().to_vec())];
     seeds.extend(abort_reasons.iter().map(|abort_reason| ("fingerprints", abort_reason.to_bytes().to_vec())));

@@ -13,6 +13,8 @@ use crate::error::{Error, Peer};
 /// thread. Shared between the calling thread, the threads of messages and abort handles.
 #[derive(Debug, Default)]
 pub(crate) struct Health {
+    /// This rank.
+    rank: usize,
     ended: AtomicBool,
     /// Whether it ended because it was closed here.
     is_closed: AtomicBool,
@@ -24,6 +26,10 @@ pub(crate) struct Health {
 }
 
 impl Health {
+    pub(crate) fn of(rank: usize) -> Self {
+        Self { rank, ..Self::default() }
+    }
+
     /// Ends the communicator; the first abort reason wins.
     pub(crate) fn end(&self, abort_reason: AbortReason) {
         let _ = self.abort_reason.set(abort_reason);
@@ -93,7 +99,7 @@ impl Health {
             AbortReason::TimedOut { waiting, .. } => format!("between this rank's calls, during a call of rank {waiting}"),
             _ => "between calls".to_owned(),
         };
-        let between_calls = || Arc::new(abort_reason.to_error(&doing, &Deadline::after(Duration::ZERO), peers));
+        let between_calls = || Arc::new(abort_reason.to_error(&doing, &Deadline::after(Duration::ZERO), self.rank, peers));
         Some(Error::Poisoned { call: call(), cause: Arc::clone(self.cause.get_or_init(between_calls)) })
     }
 }
@@ -114,7 +120,7 @@ mod tests {
         let health = Health::default();
         assert!(health.abort_reason().is_none() && health.refusal(String::new, &[]).is_none());
         health.end(AbortReason::Aborted { by: 3 });
-        health.end(AbortReason::Lost { rank: 4 });
+        health.end(AbortReason::Lost { rank: 4, by: 0 });
         assert_eq!(health.abort_reason(), Some(&AbortReason::Aborted { by: 3 }));
         health.keep_cause(&Error::argument("reduce", "first"));
         health.keep_cause(&Error::argument("reduce", "second"));

@@ -47,8 +47,10 @@ impl EndNotice for SharedNotice {
         // A forked child does not end its parent's device work.
         let abort_reason = self.word.read().filter(|_| !self.health.is_foreign())?;
         Some(match abort_reason {
-            AbortReason::Left { rank } => Notice::Revoked(error_of(AbortReason::Aborted { by: rank }, &doing(), waited, &self.peers)),
-            abort_reason => Notice::Ended(error_of(abort_reason, &doing(), waited, &self.peers)),
+            AbortReason::Left { rank } => {
+                Notice::Revoked(error_of(AbortReason::Aborted { by: rank }, &doing(), waited, self.rank, &self.peers))
+            }
+            abort_reason => Notice::Ended(error_of(abort_reason, &doing(), waited, self.rank, &self.peers)),
         })
     }
 }
@@ -58,7 +60,7 @@ fn reason_of(error: &Error, rank: u32, peers: &[Peer]) -> AbortReason {
     let number = |peer: &Peer| peers.iter().position(|known| known == peer).unwrap_or(peer.rank) as u32;
     match error {
         Error::Poisoned { cause, .. } => reason_of(cause, rank, peers),
-        Error::PeerLost { peer, .. } => AbortReason::Lost { rank: number(peer) },
+        Error::PeerLost { peer, .. } => AbortReason::Lost { rank: number(peer), by: rank },
         Error::Aborted { by, .. } => AbortReason::Aborted { by: number(by) },
         // The error may not name a missing rank.
         Error::Timeout { missing, .. } => AbortReason::TimedOut { waiting: rank, missing: missing.first().map_or(rank, number) },
@@ -66,9 +68,9 @@ fn reason_of(error: &Error, rank: u32, peers: &[Peer]) -> AbortReason {
     }
 }
 
-/// Returns the error for a reason that another rank has sent.
-fn error_of(abort_reason: AbortReason, doing: &str, waited: Duration, peers: &[Peer]) -> Error {
-    let mut error = abort_reason.to_error(doing, &Deadline::after(Duration::ZERO), peers);
+/// Returns rank `me`'s error for a reason that another rank has sent.
+fn error_of(abort_reason: AbortReason, doing: &str, waited: Duration, me: u32, peers: &[Peer]) -> Error {
+    let mut error = abort_reason.to_error(doing, &Deadline::after(Duration::ZERO), me as usize, peers);
     if let Error::PeerLost { elapsed, .. } | Error::Timeout { elapsed, .. } = &mut error {
         *elapsed = waited;
     }
@@ -90,22 +92,22 @@ mod tests {
     fn an_error_is_told_as_what_it_is_about() {
         let peers: Vec<Peer> = (0..4).map(Peer::unknown).collect();
         let doing = || "waiting".to_owned();
-        let heard = |error: &Error| error_of(reason_of(error, 1, &peers), "waiting", Duration::ZERO, &peers).to_string();
+        let heard = |error: &Error| error_of(reason_of(error, 1, &peers), "waiting", Duration::ZERO, 0, &peers).to_string();
         let lost = Error::PeerLost { doing: doing(), peer: peers[2].clone(), elapsed: Duration::ZERO, reason: String::new() };
-        assert!(matches!(reason_of(&lost, 1, &peers), AbortReason::Lost { rank: 2 }));
+        assert!(matches!(reason_of(&lost, 1, &peers), AbortReason::Lost { rank: 2, by: 1 }));
         let poisoned = Error::Poisoned { call: doing(), cause: Arc::new(lost) };
-        assert!(matches!(reason_of(&poisoned, 1, &peers), AbortReason::Lost { rank: 2 }));
+        assert!(matches!(reason_of(&poisoned, 1, &peers), AbortReason::Lost { rank: 2, by: 1 }));
         let late = |missing: Vec<Peer>| {
             let elapsed = Duration::from_secs(1);
             Error::Timeout { doing: doing(), elapsed, missing, arrived: Vec::new(), meanwhile: Vec::new() }
         };
         let Error::Timeout { missing, arrived, .. } =
-            error_of(reason_of(&late(vec![peers[3].clone()]), 1, &peers), "waiting", Duration::ZERO, &peers)
+            error_of(reason_of(&late(vec![peers[3].clone()]), 1, &peers), "waiting", Duration::ZERO, 0, &peers)
         else {
             panic!("a deadline stays one")
         };
         assert_eq!((&missing[..], &arrived[..]), (&peers[3..], &peers[1..2]));
-        let unknown = error_of(reason_of(&late(Vec::new()), 1, &peers), "waiting", Duration::ZERO, &peers);
+        let unknown = error_of(reason_of(&late(Vec::new()), 1, &peers), "waiting", Duration::ZERO, 0, &peers);
         assert!(matches!(&unknown, Error::Timeout { missing, arrived, .. } if missing.is_empty() && arrived[..] == peers[1..2]));
         assert!(heard(&Error::argument("reduce", "no")).contains("rank 1"), "{}", heard(&Error::argument("reduce", "no")));
     }

@@ -152,7 +152,7 @@ impl PeerLiveness {
                 continue;
             }
             match self.probe(rank) {
-                Probe::Gone => return Some(AbortReason::Lost { rank: rank as u32 }),
+                Probe::Gone => return Some(AbortReason::Lost { rank: rank as u32, by: self.rank as u32 }),
                 Probe::Alive => {
                     *answers += 1;
                     *again = Instant::now() + PAUSE * 2_u32.pow(*answers);
@@ -197,7 +197,7 @@ impl LivenessProbe for PeerLiveness {
         };
         looks.gone = since;
         let (abort_reason, _) = since.filter(|(_, since)| since.elapsed() >= GRACE)?;
-        let mut error = abort_reason.to_error(&doing(), &Deadline::after(waited), &self.peers);
+        let mut error = abort_reason.to_error(&doing(), &Deadline::after(waited), self.rank, &self.peers);
         if let Error::PeerLost { elapsed, .. } = &mut error {
             *elapsed = waited;
         }
@@ -210,7 +210,7 @@ impl LivenessProbe for PeerLiveness {
         let gone_of = |search: &Deadline, may_be: &dyn Fn(Observation) -> bool| {
             let asked = |rank: &usize| *rank != self.rank && may_be(observations[*rank]) && !search.has_passed();
             let gone = (0..self.peers.len()).filter(asked).find(|rank| self.probe(*rank) == Probe::Gone);
-            self.told().or(gone.map(|rank| AbortReason::Lost { rank: rank as u32 }))
+            self.told().or(gone.map(|rank| AbortReason::Lost { rank: rank as u32, by: self.rank as u32 }))
         };
         let search = Deadline::after(SEARCH);
         let found = loop {
@@ -224,7 +224,7 @@ impl LivenessProbe for PeerLiveness {
         // An existing process may be a different one with the same number: the peer's process is then in another
         // namespace.
         let found = found.or_else(|| gone_of(&Deadline::after(LAST_LOOK), &|seen| seen != Observation::Unseen && !seen.has_vanished()));
-        found.map(|abort_reason| abort_reason.to_error(&doing(), &search, &self.peers))
+        found.map(|abort_reason| abort_reason.to_error(&doing(), &search, self.rank, &self.peers))
     }
 
     fn standing_still(&self) -> Vec<Peer> {

@@ -64,7 +64,7 @@ impl ProgressEngine {
     /// Returns the error of a stop, in the caller's terms.
     fn stopped(&self, stop: &Interrupted, request: &PendingMessage) -> Error {
         let seen = stop.clone().seen_by(self.rank as u32, request.context.peer.map(|peer| peer as u32));
-        let told = || self.recorder.with_meanwhile(seen.to_error(&request.doing(), &request.deadline, &self.peers));
+        let told = || self.recorder.with_meanwhile(seen.to_error(&request.doing(), &request.deadline, self.rank, &self.peers));
         self.health.own_failure(&stop.abort_reason, self.rank).unwrap_or_else(told)
     }
 

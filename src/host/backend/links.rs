@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use super::topology::Topology;
 use crate::base::deadline::Deadline;
+use crate::base::event;
 use crate::base::tuning::net::BROKEN_GRACE;
 use crate::config::Waiting;
 use crate::host::abort_reason::{AbortReason, Interrupted};
@@ -72,10 +73,13 @@ impl BackendLink {
     /// Continues the opening. Returns `WouldBlock` while the link is not open.
     fn open(&mut self) -> io::Result<()> {
         let Stream::Opening(opening) = &mut self.stream else { return Ok(()) };
-        match opening.advance().map_err(Interrupted::from) {
+        match opening.advance() {
             Ok(Some(link)) => self.stream = Stream::Tcp(link),
             Ok(None) => return Err(io::ErrorKind::WouldBlock.into()),
-            Err(_) => return Err(io::ErrorKind::ConnectionReset.into()),
+            Err(error) => {
+                event::warn!("{error}");
+                return Err(io::ErrorKind::ConnectionReset.into());
+            }
         }
         Ok(())
     }
@@ -240,7 +244,7 @@ impl Links for BackendLinks {
     type Link = BackendLink;
 
     fn link(&mut self, rank: usize) -> Result<&mut BackendLink, Interrupted> {
-        match self.open.get_mut(rank).ok_or(AbortReason::Lost { rank: rank as u32 })? {
+        match self.open.get_mut(rank).ok_or(AbortReason::Lost { rank: rank as u32, by: rank as u32 })? {
             Some(link) => Ok(link),
             slot => Ok(slot.insert(BackendLink::opening(self.mesh.connecting(net::Channel::Collective, rank)?))),
         }

@@ -346,7 +346,8 @@ impl HostBackend {
     fn end(&mut self, stop: &Interrupted, job: &Job, call: &Call, deadline: &Deadline) -> Error {
         let own = self.health.own_failure(&stop.abort_reason, self.rank);
         let seen = stop.clone().seen_by(self.rank as u32, []);
-        let error = own.unwrap_or_else(|| self.recorder.with_meanwhile(seen.to_error(&job.in_words(call), deadline, &self.peers)));
+        let error =
+            own.unwrap_or_else(|| self.recorder.with_meanwhile(seen.to_error(&job.in_words(call), deadline, self.rank, &self.peers)));
         if call.kind == Collective::Barrier && self.topology.is_one_host() && error.is_timeout() && self.is_whole() {
             // All ranks will still arrive at this step of the shared memory, so nothing is lost.
             self.unfinished_barrier = Some(call.sequence);

@@ -102,7 +102,7 @@ impl HostBackend {
         }
         let peers: Arc<[Peer]> =
             facts.iter().enumerate().map(|(rank, facts)| Peer { rank, host: facts.host.clone(), pid: facts.pid }).collect();
-        let health = Arc::new(Health::default());
+        let health = Arc::new(Health::of(rank));
         let required = config.transport == Transport::Shm && topology.local_ranks().len() > 1;
         let sharing = Sharing::connect(exchange, topology.local_ranks(), (rank, world_size), secret, required, deadline)?;
         let Sharing { mut group, refusals } = sharing;
@@ -139,8 +139,9 @@ impl HostBackend {
         let mut links = BackendLinks::new(Arc::clone(&mesh), group.as_mut(), &topology, world_size, Arc::clone(&health));
         if topology.local() == 0 && topology.host_count() > 1 {
             let opened = links.connect_partners(&topology.share_owners(0), deadline);
-            let failed =
-                |stop: Interrupted| mesh.lack().cloned().unwrap_or_else(|| stop.to_error("opening links between hosts", deadline, &peers));
+            let failed = |stop: Interrupted| {
+                mesh.lack().cloned().unwrap_or_else(|| stop.to_error("opening links between hosts", deadline, rank, &peers))
+            };
             opened.map_err(failed)?;
         }
         let connector = MessageConnector { rings, mesh, health: Arc::clone(&health), rank: rank as u32, waiting: config.waiting };

@@ -59,7 +59,7 @@ impl Links for Peers {
     type Link = Script;
 
     fn link(&mut self, rank: usize) -> Result<&mut Script, Interrupted> {
-        self.0[rank - 1].as_mut().ok_or_else(|| AbortReason::Lost { rank: rank as u32 }.into())
+        self.0[rank - 1].as_mut().ok_or_else(|| AbortReason::Lost { rank: rank as u32, by: 0 }.into())
     }
 
     fn for_each_open(&mut self, visit: &mut dyn FnMut(usize, &mut Script)) {

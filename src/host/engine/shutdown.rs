@@ -41,7 +41,7 @@ impl Engine {
             Some(abort_reason) => End { stop: abort_reason.into(), told_by: Some(rank) },
             None => {
                 crate::base::event::warn!(rank = self.rank, peer = rank, %error, "the link to a peer broke");
-                AbortReason::of_link(rank as u32, Silence::of(&error)).into()
+                AbortReason::of_link(rank as u32, self.rank as u32, Silence::of(&error)).into()
             }
         }
     }

@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn messages_survive_the_wire_and_wait_for_their_last_byte() {
         let fingerprint = call(9).to_bytes();
-        let abort_reason = AbortReason::Lost { rank: 70_000 };
+        let abort_reason = AbortReason::Lost { rank: 70_000, by: 9 };
         let cases: [(Vec<u8>, Message); 4] = [
             (encode_first(&fingerprint, 1 << 40, 17).to_vec(), Message::First { call: fingerprint, total: 1 << 40, payload: 17 }),
             (encode_next(PAYLOAD_MAX).to_vec(), Message::Next { payload: PAYLOAD_MAX }),
@@ -174,7 +174,7 @@ mod tests {
             assert_eq!(error.header, header);
             assert!(error.to_string().contains(&format!("{header:02x?}")), "{error}");
         }
-        let mut abort_reason = encode_abort_reason(&AbortReason::Lost { rank: 1 });
+        let mut abort_reason = encode_abort_reason(&AbortReason::Lost { rank: 1, by: 0 });
         abort_reason[HEADER_BYTES] = 99;
         assert!(parse(&abort_reason).is_err());
     }

@@ -81,16 +81,16 @@ pub(crate) enum ConnectError {
     Junk { rank: u32, address: SocketAddr, what: String },
 }
 
-impl From<ConnectError> for Interrupted {
-    /// In each case, this rank does not reach the peer at the peer's address, and that is all that can be reported to
-    /// other ranks.
-    fn from(error: ConnectError) -> Self {
-        event::warn!("{error}");
+impl ConnectError {
+    /// Returns how this error interrupts a call on rank `me`. In each case, `me` does not reach the peer at the peer's
+    /// address, and that is all that can be reported to other ranks.
+    pub(crate) fn met_by(self, me: u32) -> Interrupted {
+        event::warn!("{self}");
         let (ConnectError::Gone { rank, .. }
         | ConnectError::Refused { rank, .. }
         | ConnectError::Unauthenticated { rank, .. }
-        | ConnectError::Junk { rank, .. }) = error;
-        AbortReason::Lost { rank }.into()
+        | ConnectError::Junk { rank, .. }) = self;
+        AbortReason::Lost { rank, by: me }.into()
     }
 }
 

@@ -157,7 +157,7 @@ impl Mesh {
             }
             let mut missing = Vec::new();
             for (peer, mut connector) in opening {
-                match connector.advance()? {
+                match connector.advance().map_err(|error| error.met_by(self.me.rank))? {
                     Some(link) => open.push((peer, link)),
                     None => missing.push((peer, connector)),
                 }

@@ -40,12 +40,12 @@ pub(super) struct Channel<L> {
 }
 
 impl End {
-    /// Returns the reason for the loss of a peer whose links ended in this way.
-    pub(super) fn abort_reason(self, peer: usize) -> AbortReason {
+    /// Returns the reason for the loss of a peer whose links to rank `me` ended in this way.
+    pub(super) fn abort_reason(self, peer: usize, me: usize) -> AbortReason {
         let rank = peer as u32;
         match self {
             End::Left { .. } => AbortReason::Left { rank },
-            End::Broken(silence) => AbortReason::of_link(rank, silence),
+            End::Broken(silence) => AbortReason::of_link(rank, me as u32, silence),
         }
     }
 }

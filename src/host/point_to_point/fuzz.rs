@@ -57,7 +57,7 @@ impl Connector for Opened {
     type Link = Script;
 
     fn connect(&mut self, peer: usize) -> Result<Script, Interrupted> {
-        Err(AbortReason::Lost { rank: peer as u32 }.into())
+        Err(AbortReason::Lost { rank: peer as u32, by: 0 }.into())
     }
 
     fn accept(&mut self) -> Vec<(usize, Script)> {

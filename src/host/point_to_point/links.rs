@@ -22,7 +22,7 @@ impl<C: Connector> Messages<C> {
         self.peers[peer].chosen = Some(link);
         match self.channels[link].as_ref().and_then(Channel::end) {
             None => Ok(link),
-            Some(end) => Err(end.abort_reason(peer).into()),
+            Some(end) => Err(end.abort_reason(peer, self.rank).into()),
         }
     }
 
@@ -100,7 +100,7 @@ impl<C: Connector> Messages<C> {
             self.read_last(peer);
             // A peer that leaves sends nothing on a link that it has not accepted yet.
             let left = self.ends_of(peer).flatten().find(|end| matches!(end, End::Left { .. }));
-            self.end_peer(peer, left.unwrap_or(broken).abort_reason(peer));
+            self.end_peer(peer, left.unwrap_or(broken).abort_reason(peer, self.rank));
             return;
         }
         let announces_another = |end| matches!(end, Some(End::Left { opened: 1.. }));

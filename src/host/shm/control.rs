@@ -308,16 +308,16 @@ mod tests {
     fn the_first_abort_reason_stays() {
         let abort_record = AbortRecord { state: AtomicU32::new(0), words: Default::default() };
         assert_eq!(abort_record.read(), None);
-        assert!(abort_record.post(&AbortReason::Lost { rank: 7 }));
+        assert!(abort_record.post(&AbortReason::Lost { rank: 7, by: 1 }));
         assert!(!abort_record.post(&AbortReason::Left { rank: 8 }));
-        assert_eq!(abort_record.read(), Some(AbortReason::Lost { rank: 7 }));
+        assert_eq!(abort_record.read(), Some(AbortReason::Lost { rank: 7, by: 1 }));
     }
 
     #[test]
     fn a_half_written_abort_reason_is_none() {
         let abort_record = AbortRecord { state: AtomicU32::new(AbortRecord::TAKEN), words: Default::default() };
         assert_eq!(abort_record.read(), None);
-        assert!(!abort_record.post(&AbortReason::Lost { rank: 7 }));
+        assert!(!abort_record.post(&AbortReason::Lost { rank: 7, by: 1 }));
     }
 }
 
@@ -333,7 +333,7 @@ mod models {
     use loom::thread;
 
     const ABORTED: AbortReason = AbortReason::Aborted { by: 3 };
-    const LOST: AbortReason = AbortReason::Lost { rank: 4 };
+    const LOST: AbortReason = AbortReason::Lost { rank: 4, by: 3 };
 
     fn control() -> Control {
         let abort_record = AbortRecord { state: AtomicU32::new(0), words: std::array::from_fn(|_| AtomicU64::new(0)) };

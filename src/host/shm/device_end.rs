@@ -43,15 +43,15 @@ impl fmt::Debug for DeviceEnd {
 }
 
 /// Encodes a reason in one word: its kind in the upper bits, two ranks in the lower ones. A reason that holds anything
-/// else becomes a failure of its first rank, except a silence, which keeps its seconds.
+/// else becomes a failure of its first rank, except a silence, which loses its seconds.
 fn to_word(abort_reason: AbortReason) -> u64 {
     let (kind, first, second) = match abort_reason {
-        AbortReason::Lost { rank } => (1, rank, 0),
+        AbortReason::Lost { rank, by } => (1, rank, by),
         AbortReason::Left { rank } => (2, rank, 0),
         AbortReason::TimedOut { waiting, missing } => (3, waiting, missing),
         AbortReason::Aborted { by } => (4, by, 0),
         AbortReason::Failed { rank } | AbortReason::Garbled { rank, .. } => (5, rank, 0),
-        AbortReason::Silent { rank, seconds } => (6, rank, seconds.min(RANK as u32)),
+        AbortReason::Silent { rank, by, .. } => (6, rank, by),
         AbortReason::Mismatch { first: (rank, _), .. } => (5, rank, 0),
     };
     kind << (2 * RANK_BITS) | (u64::from(first) & RANK) << RANK_BITS | u64::from(second) & RANK
@@ -61,12 +61,12 @@ fn to_word(abort_reason: AbortReason) -> u64 {
 fn from_word(word: u64) -> Option<AbortReason> {
     let (first, second) = ((word >> RANK_BITS & RANK) as u32, (word & RANK) as u32);
     match word >> (2 * RANK_BITS) {
-        1 => Some(AbortReason::Lost { rank: first }),
+        1 => Some(AbortReason::Lost { rank: first, by: second }),
         2 => Some(AbortReason::Left { rank: first }),
         3 => Some(AbortReason::TimedOut { waiting: first, missing: second }),
         4 => Some(AbortReason::Aborted { by: first }),
         5 => Some(AbortReason::Failed { rank: first }),
-        6 => Some(AbortReason::Silent { rank: first, seconds: second }),
+        6 => Some(AbortReason::Silent { rank: first, by: second, seconds: 0 }),
         _ => None,
     }
 }
@@ -83,13 +83,13 @@ mod tests {
     fn reasons_survive_in_a_word() {
         let last = RANK as u32;
         for abort_reason in [
-            AbortReason::Lost { rank: 0 },
+            AbortReason::Lost { rank: 0, by: last },
             AbortReason::Left { rank: last },
             AbortReason::TimedOut { waiting: last, missing: 0 },
             AbortReason::TimedOut { waiting: 1, missing: last },
             AbortReason::Aborted { by: 3 },
             AbortReason::Failed { rank: 4 },
-            AbortReason::Silent { rank: 5, seconds: 60 },
+            AbortReason::Silent { rank: 5, by: last, seconds: 0 },
         ] {
             assert_eq!(from_word(to_word(abort_reason)), Some(abort_reason));
         }

@@ -326,8 +326,8 @@ pub(super) mod tests {
         let regions = regions(2);
         regions[0].flag(0, 1).publish(5);
         assert!(regions[1].flag(0, 1).has_reached(5) && !regions[1].flag(0, 0).has_reached(1));
-        regions[1].propagate(&AbortReason::Lost { rank: 9 });
-        assert_eq!(regions[0].abort_reason(), Some(AbortReason::Lost { rank: 9 }));
+        regions[1].propagate(&AbortReason::Lost { rank: 9, by: 1 });
+        assert_eq!(regions[0].abort_reason(), Some(AbortReason::Lost { rank: 9, by: 1 }));
         assert!(!regions[0].member(1).has_departed() && regions[0].lives(1));
         regions[1].depart();
         assert!(regions[0].member(1).has_departed() && (cfg!(miri) || !regions[0].lives(1)), "Miri's ranks have no locks");

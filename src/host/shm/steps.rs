@@ -335,7 +335,8 @@ impl Group {
             if asks_kernel && !self.region.lives(rank) {
                 let departed = self.region.member(rank).has_departed();
                 let rank = self.globals[rank];
-                let abort_reason = if departed { AbortReason::Left { rank } } else { AbortReason::Lost { rank } };
+                let abort_reason =
+                    if departed { AbortReason::Left { rank } } else { AbortReason::Lost { rank, by: self.globals[self.me] } };
                 return Some(self.region.abort_reason().unwrap_or(abort_reason).into());
             }
         }

@@ -44,7 +44,7 @@ use std::sync::Arc;
 
 pub use builder::Builder;
 pub(in crate::communicator) use parent::ParentExchange;
-pub(in crate::communicator) use store::{StoreExchange, call_off, measured, split_blobs};
+pub(in crate::communicator) use store::{StoreExchange, call_off, is_called_off, measured, split_blobs};
 
 use crate::base::deadline::Deadline;
 use crate::communicator::Communicator;

@@ -46,6 +46,11 @@ pub(in crate::communicator) fn await_ranks(store: &dyn Store, ranks: usize, dead
     }
 }
 
+/// Whether a rank has called off the start of the ranks that meet at this store.
+pub(in crate::communicator) fn is_called_off(store: &dyn Store) -> Result<bool> {
+    store.check(&[CONFLICT])
+}
+
 /// One rank's part of an exchange over a store.
 pub(in crate::communicator) struct StoreExchange {
     store: Arc<dyn Store>,
@@ -111,7 +116,7 @@ impl StoreExchange {
             if let Some(reason) = self.watch.as_ref().and_then(|watch| watch()) {
                 return Err(self.contradict(&reason));
             }
-            if self.store.check(&[CONFLICT])? {
+            if is_called_off(&*self.store)? {
                 let reason = self.store.get(CONFLICT, SLICE)?;
                 return Err(Error::Conflict { reason: String::from_utf8_lossy(&reason).into_owned() });
             }

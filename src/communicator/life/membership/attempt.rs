@@ -207,13 +207,22 @@ pub(super) fn candidates<C: Members>(comm: &C) -> Result<Vec<Candidate>> {
     }
     let (requests, settings) = (Requests::new(comm.own_store()?), comm.settings());
     let mut candidates = Vec::new();
-    for (number, attempts, request) in requests.open_and_forget_decided()? {
-        let listener = request.listener.filter(|listener| comm.probe(listener) != Probe::Gone);
+    let open = requests.open_and_forget_decided()?;
+    let listeners: Vec<SocketAddr> = open.iter().filter_map(|(_, _, request)| request.listener).collect();
+    let mut probes = comm.probe_all(&listeners).into_iter();
+    for (number, attempts, request) in open {
+        let probe = request.listener.and_then(|_| probes.next());
+        let listener = request.listener.filter(|_| probe != Some(Probe::Gone));
         if request.settings != settings {
             let reason = format!("the job has {settings}; and {} has {}", request.from, request.settings);
             requests.refuse(number, attempts + 1, &reason)?;
         } else if let Some(listener) = listener {
             if attempts > 0 && !requests.is_confirmed(number, attempts)? {
+                // A stopped process still accepts connections. Looking for a host that is gone would take time in every call.
+                if probe == Some(Probe::NoAnswer) {
+                    let reason = format!("{} did not confirm, and the ranks do not reach it any more; join again", request.from);
+                    requests.refuse(number, attempts + 1, &reason)?;
+                }
                 continue;
             }
             if attempts >= ATTEMPTS {

@@ -16,7 +16,7 @@ use crate::communicator::Communicator;
 use crate::communicator::device::DeviceChoice;
 use crate::communicator::life::bootstrap::{Origin, Start, connect_over_store};
 use crate::communicator::life::shrink::protocol::{Shrunk, Unmet};
-use crate::communicator::recovery::{PeerWatch, Probe, probe};
+use crate::communicator::recovery::{PeerWatch, Probe, probe_all};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::host::backend::HostBackend;
@@ -112,8 +112,8 @@ impl Communicator {
         let members = self.core.shared.recovery.watch();
         Box::new(move || {
             members().or_else(|| {
-                let gone = newcomers.iter().find(|listener| probe(listener) == Probe::Gone);
-                gone.map(|listener| format!("the newcomer at {listener} is gone"))
+                let gone = probe_all(&newcomers).into_iter().position(|probe| probe == Probe::Gone);
+                gone.map(|newcomer| format!("the newcomer at {} is gone", newcomers[newcomer]))
             })
         })
     }
@@ -160,8 +160,8 @@ impl Members for Communicator {
         self.core.shared.recovery.address(rank)
     }
 
-    fn probe(&self, listener: &SocketAddr) -> Probe {
-        probe(listener)
+    fn probe_all(&self, listeners: &[SocketAddr]) -> Vec<Probe> {
+        probe_all(listeners)
     }
 
     fn in_one_turn<R>(&self, work: impl FnOnce() -> Result<R>) -> Result<R> {

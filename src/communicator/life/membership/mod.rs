@@ -28,9 +28,6 @@
 //! that had committed die before the barrier, the newcomers that they have let in cannot know what the other members
 //! decided. So a newcomer that has not passed the barrier continues only with a member, if one is left.
 //!
-//! One gap is known, in one of 100,000 simulated scenarios: if a member dies just after it has continued, another living
-//! member can be left behind, although no rank continues.
-//!
 //! If a rank is lost before the barrier, some ranks may have passed it and others not. The next attempt agrees on which
 //! ranks are members: those that all ranks consider members.
 //!

@@ -35,8 +35,8 @@ pub(super) trait Members: Sized {
     /// Returns the address of a rank's recovery listener.
     fn address(&self, rank: usize) -> Option<SocketAddr>;
 
-    /// Finds out whether the process behind a recovery listener lives.
-    fn probe(&self, listener: &SocketAddr) -> Probe;
+    /// Finds out whether the processes behind these recovery listeners live. The ones that do not answer hold up no other.
+    fn probe_all(&self, listeners: &[SocketAddr]) -> Vec<Probe>;
 
     /// Runs several exchanges in one turn of the communicator.
     fn in_one_turn<R>(&self, work: impl FnOnce() -> Result<R>) -> Result<R>;

@@ -26,6 +26,12 @@
 //!   continues. Ranks that are known to be dead do not count. Of two equal halves, the half with the lowest rank
 //!   continues. A host that loses its power counts as unreachable, so of two hosts the second cannot continue without
 //!   the first.
+//! - **A death leaves no living rank behind.** If a rank dies while the members connect, some are connected and others are
+//!   not. So the members vote at the leader's store, and continue only if all have connected (`protocol/completion.rs`). If
+//!   the leader dies during the vote, a member that does not know the decision keeps its connected communicator, and begins
+//!   another round. It continues in the kept communicator if it finds that another member has done so.
+//! - **Ranks that do not answer hold up the others once**, not once each: a rank probes and visits many ranks at the same
+//!   time.
 //! - **This is tested, not only argued**: a trait (`protocol.rs`) contains everything that a shrink needs from its
 //!   environment. The tests simulate this environment: a clock, and deaths, sleeps and network cuts in an order drawn
 //!   from a seed.
@@ -48,12 +54,11 @@ use std::time::Duration;
 #[cfg(feature = "cuda")]
 use crate::base::deadline::Deadline;
 use crate::base::tuning::recovery::SERVICE;
-use crate::base::tuning::shrink::AT_ONCE;
 use crate::communicator::Communicator;
 #[cfg(feature = "cuda")]
 use crate::communicator::device::{DeviceChoice, DeviceRequest};
 use crate::communicator::life::bootstrap::{Origin, Start, connect_over_store};
-use crate::communicator::recovery::Probe;
+use crate::communicator::recovery::{Probe, at_once};
 #[cfg(feature = "cuda")]
 use crate::error::Error;
 use crate::error::{Peer, Result};
@@ -61,7 +66,7 @@ use crate::host::abort_reason::AbortReason;
 use crate::host::health::forked;
 use crate::observe::LIFE;
 use crate::rendezvous::Store;
-use protocol::{Given, GroupSetup, Shrinking, Shrunk, Unmet, World};
+use protocol::{Given, GroupSetup, Shrinking, Shrunk, Unmet, Visited, World, read};
 
 impl Communicator {
     /// Makes a new communicator of the remaining ranks, in their old order, and numbered from 0 without gaps. Call
@@ -76,8 +81,8 @@ impl Communicator {
     /// half with the lowest rank continues. `shrink` needs neither rank 0 nor the store at which the job met.
     ///
     /// The new communicator has the same settings, and a device backend on the same GPU if this one had a device
-    /// backend. Buffers from [`alloc`](Self::alloc) still belong to this communicator. Cost: about ten requests to a
-    /// store by each rank, and then as much as the start of a job.
+    /// backend. Buffers from [`alloc`](Self::alloc) still belong to this communicator. Cost: about a dozen requests
+    /// to a store by each rank, and then as much as the start of a job.
     ///
     /// ```
     /// # use collectives::{Communicator, ReduceOp};
@@ -162,7 +167,7 @@ impl Communicator {
         let mut left = BTreeSet::new();
         match health.abort_reason() {
             Some(AbortReason::TimedOut { missing, .. }) => drop(doubts.insert(*missing as usize)),
-            Some(AbortReason::Lost { rank } | AbortReason::Silent { rank, .. }) => drop(doubts.insert(*rank as usize)),
+            Some(AbortReason::Lost { rank, .. } | AbortReason::Silent { rank, .. }) => drop(doubts.insert(*rank as usize)),
             Some(AbortReason::Left { rank }) => drop(left.insert(*rank as usize)),
             _ => {}
         }
@@ -207,29 +212,15 @@ impl World for Communicator {
         self.peers()
     }
 
-    fn probe(&self, rank: usize) -> Probe {
-        self.core.shared.recovery.probe(rank)
-    }
-
     fn probe_all(&self, ranks: &[usize]) -> Vec<Probe> {
-        let mut probes = Vec::with_capacity(ranks.len());
-        for some in ranks.chunks(AT_ONCE) {
-            std::thread::scope(|scope| {
-                let probe = |rank: usize| move || self.probe(rank);
-                let threads: Vec<_> = some[1..].iter().map(|rank| std::thread::Builder::new().spawn_scoped(scope, probe(*rank))).collect();
-                probes.push(self.probe(some[0]));
-                for (rank, thread) in some[1..].iter().zip(threads) {
-                    // Without a thread, this one probes.
-                    probes.push(thread.ok().and_then(|thread| thread.join().ok()).unwrap_or_else(|| self.probe(*rank)));
-                }
-            });
-        }
-        probes
+        self.core.shared.recovery.probe_all(ranks)
     }
 
-    fn visit(&self, rank: usize) -> Option<Arc<dyn Store>> {
-        let store = self.core.shared.recovery.visit(rank, SERVICE.min(self.timeout() / 4))?;
-        Some(store)
+    fn visit_all(&self, ranks: &[usize], key: &str) -> Vec<Option<Visited>> {
+        at_once(ranks, |rank| {
+            let store: Arc<dyn Store> = self.core.shared.recovery.visit(*rank, SERVICE.min(self.timeout() / 4))?;
+            Some((read(&*store, key).ok()??, store))
+        })
     }
 
     fn host(&self) -> Result<Arc<dyn Store>> {

@@ -1,25 +1,29 @@
 //! The protocol of a shrink. It determines which rank leads, which ranks join, when a round is closed, and which ranks
 //! may continue.
 
+mod completion;
+
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::status::{Status, list, parse, status_key};
+use super::status::{Completed, Status, list, parse, status_key};
 use crate::base::deadline::Deadline;
-use crate::base::tuning::recovery::{ANSWER, PROBE};
-use crate::base::tuning::shrink::{GRACE, LONG, LONGEST_PAUSE, LOOK_FURTHER, LOOKS, PAUSE, SLICE};
-use crate::communicator::life::bootstrap::call_off;
+use crate::base::tuning::recovery::{ANSWER, AT_ONCE, PROBE};
+use crate::base::tuning::shrink::{GRACE, LONG, LONGEST_PAUSE, LOOK_FURTHER, PAUSE, SLICE};
 use crate::communicator::recovery::Probe;
 use crate::error::{Error, Peer, Result};
-use crate::rendezvous::{PrefixStore, Store};
+use crate::rendezvous::Store;
 
 /// The rank that leads.
 enum Leader {
     Me,
     Other(usize, Arc<dyn Store>),
 }
+
+/// The value that a rank has published at its recovery listener, and the store behind the listener.
+pub(in crate::communicator::life) type Visited = (Vec<u8>, Arc<dyn Store>);
 
 /// The environment of a shrink. All ranks are numbers in the old communicator.
 pub(in crate::communicator::life) trait World {
@@ -29,16 +33,12 @@ pub(in crate::communicator::life) trait World {
     /// Returns the ranks.
     fn peers(&self) -> &[Peer];
 
-    /// Finds out whether a rank's process lives.
-    fn probe(&self, rank: usize) -> Probe;
+    /// Finds out whether the processes of these ranks live. The ranks that do not answer hold up no other.
+    fn probe_all(&self, ranks: &[usize]) -> Vec<Probe>;
 
-    /// Finds out whether the processes of these ranks live. Ranks that do not answer need not hold up others.
-    fn probe_all(&self, ranks: &[usize]) -> Vec<Probe> {
-        ranks.iter().map(|rank| self.probe(*rank)).collect()
-    }
-
-    /// Returns the store behind a rank's recovery listener; `None` if the listener is closed or cannot be reached.
-    fn visit(&self, rank: usize) -> Option<Arc<dyn Store>>;
+    /// Reads a key in the stores behind these ranks' recovery listeners. Returns `None` for a rank if its listener is closed
+    /// or cannot be reached, or if its store does not have the key. The ranks that do not answer hold up no other.
+    fn visit_all(&self, ranks: &[usize], key: &str) -> Vec<Option<Visited>>;
 
     /// Opens this rank's own recovery listener, and returns the store behind it.
     fn host(&self) -> Result<Arc<dyn Store>>;
@@ -93,7 +93,7 @@ pub(in crate::communicator::life) enum Shrunk<C> {
 }
 
 /// One rank's part of a shrink.
-pub(in crate::communicator::life) struct Shrinking<'a, W> {
+pub(in crate::communicator::life) struct Shrinking<'a, W: World> {
     world: &'a W,
     me: usize,
     /// The prefix of all keys.
@@ -106,6 +106,10 @@ pub(in crate::communicator::life) struct Shrinking<'a, W> {
     silent: BTreeSet<usize>,
     /// Whether a rank continues in the communicator that an admission made.
     has_grown: Cell<bool>,
+    /// The communicators that this rank has connected without knowing whether all members have.
+    uncertain: Vec<(Completed, W::Connected)>,
+    /// The index of one of these in which another member has continued.
+    confirmed: Cell<Option<usize>>,
 }
 
 impl<'a, W: World> Shrinking<'a, W> {
@@ -119,12 +123,14 @@ impl<'a, W: World> Shrinking<'a, W> {
             gone: BTreeSet::new(),
             silent: BTreeSet::new(),
             has_grown: Cell::new(false),
+            uncertain: Vec::new(),
+            confirmed: Cell::new(None),
         }
     }
 
     /// Runs rounds until this rank is a member of a new communicator, or cannot become one.
     pub(in crate::communicator::life) fn run(mut self) -> Result<Shrunk<W::Connected>> {
-        match self.run_rounds() {
+        match self.run_rounds().or_else(|error| self.follow_confirmed(error)) {
             Ok(comm) => Ok(Shrunk::Into(comm)),
             Err(error) if self.has_grown.get() => Ok(Shrunk::Grown(error)),
             Err(error) => Err(error),
@@ -138,7 +144,7 @@ impl<'a, W: World> Shrinking<'a, W> {
 
     /// Makes sure that the other ranks did not continue without this one before it published that.
     pub(in crate::communicator::life) fn look_after_grown(&self) -> Result<()> {
-        self.look_until_on_time(&*self.world.host()?, &Status::Grown, &[self.me])
+        self.look_until_on_time(&*self.world.host()?, &Status::Grown, &[])
     }
 
     fn run_rounds(&mut self) -> Result<W::Connected> {
@@ -203,29 +209,28 @@ impl<'a, W: World> Shrinking<'a, W> {
         Error::Timeout { doing, elapsed: self.deadline.elapsed(), missing, arrived, meanwhile: Vec::new() }
     }
 
-    /// Returns the status that a rank publishes about this shrink at its recovery listener, and the store behind the
-    /// listener. Returns `None` if the listener is closed, or if the store contains no such status.
-    fn visit(&self, rank: usize) -> Option<(Status, Arc<dyn Store>)> {
-        let store = self.world.visit(rank)?;
-        Some((self.read_status(&*store).ok()??, store))
-    }
-
-    /// Returns the store of `rank` if that rank leads this shrink or has led it.
-    fn leading(&self, rank: usize) -> Option<Arc<dyn Store>> {
-        self.visit(rank).filter(|(status, _)| !matches!(status, Status::SteppedBack)).map(|(_, store)| store)
-    }
-
-    fn read_status(&self, store: &dyn Store) -> Result<Option<Status>> {
-        self.read_status_of(store, &self.prefix)
-    }
-
-    /// Reads the status that a rank has published about a shrink whose keys have this prefix.
-    fn read_status_of(&self, store: &dyn Store, prefix: &str) -> Result<Option<Status>> {
+    /// Visits ranks, up to [`AT_ONCE`] at the same time, and reads what they publish about a shrink whose keys have this
+    /// prefix. Returns the first result of `accept`, in the order of the ranks.
+    fn visit<T>(&self, ranks: &[usize], prefix: &str, mut accept: impl FnMut(usize, Status, Arc<dyn Store>) -> Option<T>) -> Option<T> {
         let key = status_key(prefix);
-        if !store.check(&[&key])? {
-            return Ok(None);
-        }
-        Ok(Status::parse(&store.get(&key, SLICE)?))
+        ranks.chunks(AT_ONCE).find_map(|some| {
+            let visited = some.iter().zip(self.world.visit_all(some, &key));
+            let mut published = visited.filter_map(|(rank, visited)| {
+                let (text, store) = visited?;
+                Some((*rank, Status::parse(&text)?, store))
+            });
+            published.find_map(|(rank, status, store)| accept(rank, status, store))
+        })
+    }
+
+    /// Returns the first of these ranks that leads this shrink or has led it, and its store.
+    fn leading(&self, ranks: &[usize]) -> Option<(usize, Arc<dyn Store>)> {
+        self.visit(ranks, &self.prefix, |rank, status, store| (!matches!(status, Status::SteppedBack)).then_some((rank, store)))
+    }
+
+    /// Reads the status that a rank has published about this shrink.
+    fn read_status(&self, store: &dyn Store) -> Result<Option<Status>> {
+        Ok(read(store, &status_key(&self.prefix))?.and_then(|text| Status::parse(&text)))
     }
 
     /// Whether all of `ranks` are numbers of ranks in the old communicator.
@@ -265,10 +270,8 @@ impl<'a, W: World> Shrinking<'a, W> {
                 lower.iter().copied().filter(|rank| !self.given.doubts.contains(rank) && !self.given.left.contains(rank)).collect();
             let looks_at_all = awaited.is_empty() || self.since(began) >= LOOK_FURTHER;
             let looked_at = if looks_at_all { &lower[..] } else { &awaited[..1] };
-            for rank in looked_at {
-                if let Some(store) = self.leading(*rank) {
-                    return Some(Leader::Other(*rank, store));
-                }
+            if let Some((rank, store)) = self.leading(looked_at) {
+                return Some(Leader::Other(rank, store));
             }
             if awaited.is_empty() {
                 return Some(Leader::Me);
@@ -318,9 +321,7 @@ impl<'a, W: World> Shrinking<'a, W> {
                 }
                 // A rank that is not a member may join another round if this one fails.
                 Status::Open(_) | Status::Claim(_) | Status::Members(..) => {}
-                Status::Over(members) => {
-                    return Err(self.left_behind(&format!("ranks {members:?} continued without this rank")));
-                }
+                Status::Over(theirs) => return Err(self.confirm(&theirs)),
                 Status::Grown => return Err(self.grown()),
                 Status::Refused => return Err(self.left_behind(&format!("rank {leader} found that other ranks may have continued"))),
             }
@@ -340,7 +341,9 @@ impl<'a, W: World> Shrinking<'a, W> {
     /// Returns an error if this rank has continued, by what it has published at its own recovery listener.
     fn refuse_to_repeat(&self, own: &dyn Store) -> Result<()> {
         match self.read_status(own)? {
-            Some(Status::Over(members)) => Err(self.left_behind(&format!("this rank has already continued as one of ranks {members:?}"))),
+            Some(Status::Over(mine)) => {
+                Err(self.left_behind(&format!("this rank has already continued as one of ranks {:?}", mine.members)))
+            }
             Some(Status::Grown) => Err(self.left_behind("this rank has already continued in the communicator that an admission made")),
             _ => Ok(()),
         }
@@ -367,6 +370,8 @@ impl<'a, W: World> Shrinking<'a, W> {
                 // The ranks that wait here must not wait without need.
                 let status = match error {
                     _ if self.has_grown.get() => Status::Grown,
+                    // This rank is about to publish more.
+                    _ if self.confirmed.get().is_some() => return Err(error),
                     Error::LeftBehind { .. } => Status::Refused,
                     _ => Status::SteppedBack,
                 };
@@ -385,7 +390,8 @@ impl<'a, W: World> Shrinking<'a, W> {
             self.admit(round, store, &mut joined)?;
             let absent = (0..self.world.peers().len()).filter(|rank| !joined.contains(rank) && !self.given.left.contains(rank));
             let present = self.not_gone(absent.collect::<Vec<_>>().into_iter());
-            if present.iter().any(|rank| *rank < self.me && self.leading(*rank).is_some()) {
+            let lower: Vec<usize> = present.iter().copied().filter(|rank| *rank < self.me).collect();
+            if self.leading(&lower).is_some() {
                 return Ok(None);
             }
             if present.is_empty() || self.has_waited_enough(began, &present, &joined) {
@@ -412,7 +418,8 @@ impl<'a, W: World> Shrinking<'a, W> {
     fn has_waited_enough(&self, began: Duration, present: &[usize], joined: &BTreeSet<usize>) -> bool {
         let silent: Vec<usize> = present.iter().copied().filter(|rank| self.silent.contains(rank)).collect();
         // Before they join, others look for leaders among the same silent ranks.
-        let grace = GRACE + (2 * (PROBE + ANSWER) * silent.len() as u32).min(self.deadline.limit() / 8);
+        let looks = silent.len().div_ceil(AT_ONCE) as u32;
+        let grace = GRACE + (2 * (PROBE + ANSWER) * looks).min(self.deadline.limit() / 8);
         let has_waited = self.since(began) >= grace;
         // Without those that only hints call late, the ranks here may be too few to continue.
         let needs_more = silent.len() < present.len() && are_few(&silent, joined) && !self.is_late();
@@ -435,18 +442,16 @@ impl<'a, W: World> Shrinking<'a, W> {
     /// Returns an error if one of these ranks continues with others, or if a rank lower than this one is about to. If
     /// two ranks are about to continue, both have published that before they look.
     fn refuse_to_split(&self, ranks: &[usize]) -> Result<()> {
-        for rank in ranks {
-            let goes_on = match self.visit(*rank) {
-                Some((Status::Grown, _)) => return Err(self.grown()),
-                Some((Status::Members(..) | Status::Over(_), _)) => true,
-                Some((Status::Claim(_), _)) => *rank < self.me,
-                _ => false,
-            };
-            if goes_on {
-                return Err(self.left_behind(&format!("rank {rank} continues with other ranks, which did not wait for this rank")));
+        let refusal = |rank: usize, status, _| match status {
+            Status::Grown => Some(self.grown()),
+            Status::Over(theirs) => Some(self.confirm(&theirs)),
+            Status::Claim(_) if rank > self.me => None,
+            Status::Claim(_) | Status::Members(..) => {
+                Some(self.left_behind(&format!("rank {rank} continues with other ranks, which did not wait for this rank")))
             }
-        }
-        Ok(())
+            _ => None,
+        };
+        self.visit(ranks, &self.prefix, refusal).map_or(Ok(()), Err)
     }
 
     /// Returns an error if the ranks that admitted the others may have continued without these ranks.
@@ -454,16 +459,13 @@ impl<'a, W: World> Shrinking<'a, W> {
         let Some(Unmet { members, old_prefix }) = &self.given.unmet else { return Ok(()) };
         let members = *members;
         // The network may have been restored after a member has looked for this rank without success.
-        let has_continued = |rank: &usize| {
-            let prefix = old_prefix.as_ref()?;
-            let status = self.read_status_of(&*self.world.visit(*rank)?, prefix).ok()?;
-            matches!(status, Some(Status::Over(_))).then_some(*rank)
-        };
-        if let Some(rank) = present.iter().filter(|rank| **rank < members).find_map(has_continued) {
+        let present_members: Vec<usize> = present.iter().copied().filter(|rank| *rank < members).collect();
+        let has_continued = |rank, status, _| matches!(status, Status::Over(_)).then_some(rank);
+        if let Some(rank) = old_prefix.as_ref().and_then(|prefix| self.visit(&present_members, prefix, has_continued)) {
             return Err(self.left_behind(&format!("rank {rank} has continued without the newcomers")));
         }
         let here: BTreeSet<usize> = joined.range(..members).copied().collect();
-        let silent: Vec<usize> = present.iter().copied().filter(|rank| *rank < members && self.silent.contains(rank)).collect();
+        let silent: Vec<usize> = present_members.into_iter().filter(|rank| self.silent.contains(rank)).collect();
         let another = (0..members).find(|rank| !here.contains(rank) && !self.gone.contains(rank));
         match another {
             Some(member) if here.is_empty() || are_few(&silent, &here) => {
@@ -484,75 +486,11 @@ impl<'a, W: World> Shrinking<'a, W> {
             format!("ranks {joined:?} cannot reach ranks {silent:?}, which may have continued; ranks {joined:?} are too few to continue");
         Err(self.left_behind(&reason))
     }
+}
 
-    /// Makes the communicator of the members. Returns `None` if a member was lost meanwhile.
-    fn connect(&mut self, leader: usize, round: u64, store: &Arc<dyn Store>, members: &[usize]) -> Result<Option<W::Connected>> {
-        let store: Arc<dyn Store> = Arc::new(PrefixStore::new(self.round_key(round, "found"), Arc::clone(store)));
-        let place = members.iter().position(|rank| *rank == self.me).unwrap_or_default();
-        let setup = GroupSetup { members, place, leads: leader == self.me, deadline: &self.deadline };
-        match self.world.connect(Arc::clone(&store), &setup) {
-            Ok(comm) => self.settle(members).map(|()| Some(comm)),
-            Err(error) => {
-                call_off(&*store, &error);
-                let is_final = matches!(error, Error::Config { .. } | Error::Unsupported { .. } | Error::InvalidArgument { .. });
-                // A timeout explains the failure best; any other error only shows how this rank noticed that another
-                // one ended.
-                if is_final || error.is_timeout() && self.deadline.has_passed() { Err(error) } else { Ok(None) }
-            }
-        }
-    }
-
-    /// Publishes at this rank's recovery listener that it continues, then makes sure that no other group does. This
-    /// rank may have been stopped since it last looked at the listeners, and the others may have given it up. Any two
-    /// ranks that would continue separately both publish before they look, so one sees the other.
-    fn settle(&self, members: &[usize]) -> Result<()> {
-        let status = Status::Over(members.to_vec());
-        match self.world.host().and_then(|own| self.say(&*own, &status).map(|()| own)) {
-            Ok(own) => self.look_until_on_time(&*own, &status, members),
-            Err(error) => {
-                // This rank has published nothing else to any rank, either.
-                crate::base::event::warn!(%error, "late ranks will not learn from this rank that it has continued");
-                Ok(())
-            }
-        }
-    }
-
-    /// Looks whether others have continued, until a look takes no longer than usual. This rank has published `status` before.
-    fn look_until_on_time(&self, own: &dyn Store, status: &Status, members: &[usize]) -> Result<()> {
-        for _ in 0..LOOKS {
-            match self.look_for_others(status, members) {
-                Ok(held_up) if held_up < ANSWER => break,
-                Ok(_) => {}
-                Err(error) => {
-                    let _ = self.say(own, if self.has_grown.get() { &Status::Grown } else { &Status::Refused });
-                    return Err(error);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Visits every recovery listener except the members'. Returns how much longer than usual that took: in that time,
-    /// others may not have found this rank.
-    fn look_for_others(&self, status: &Status, members: &[usize]) -> Result<Duration> {
-        let mut held_up = Duration::ZERO;
-        let others = (0..self.world.peers().len()).filter(|rank| !members.contains(rank) && !self.gone.contains(rank));
-        for rank in others {
-            let began = self.deadline.elapsed();
-            // This does not notice a rank that sleeps for less time than two visits take.
-            let seen = self.visit(rank).or_else(|| self.visit(rank));
-            match &seen {
-                Some((Status::Over(theirs), _)) => {
-                    return Err(self.left_behind(&format!("ranks {theirs:?} continued without ranks {members:?}")));
-                }
-                Some((Status::Grown, _)) if *status != Status::Grown => return Err(self.grown()),
-                _ => {}
-            }
-            let usual = if seen.is_some() { Duration::ZERO } else { 2 * ANSWER };
-            held_up += self.since(began).saturating_sub(usual);
-        }
-        Ok(held_up)
-    }
+/// Reads the value of a key; `None` if it has none.
+pub(super) fn read(store: &dyn Store, key: &str) -> Result<Option<Vec<u8>>> {
+    if store.check(&[key])? { store.get(key, SLICE).map(Some) } else { Ok(None) }
 }
 
 /// Whether these ranks must not continue, since ranks that do not answer may continue without them. Of two equal parts, the

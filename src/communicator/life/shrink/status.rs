@@ -2,6 +2,15 @@
 
 use std::fmt;
 
+/// A new communicator: its members, and the round that made it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Completed {
+    pub(super) members: Vec<usize>,
+    pub(super) leader: usize,
+    /// The round's number, by which the leader tells its rounds apart.
+    pub(super) round: u64,
+}
+
 /// The progress that a rank publishes at its recovery listener.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Status {
@@ -15,8 +24,8 @@ pub(super) enum Status {
     SteppedBack,
     /// The rank has found that other ranks may have continued.
     Refused,
-    /// The rank is a member of the new communicator of these ranks.
-    Over(Vec<usize>),
+    /// The rank continues in this communicator.
+    Over(Completed),
     /// The rank continues in the communicator that an admission made.
     Grown,
 }
@@ -37,7 +46,7 @@ impl Status {
             "members" => Self::Members(number()?.parse().ok()?, parse(number()?)?),
             "stepped-back" => Self::SteppedBack,
             "refused" => Self::Refused,
-            "over" => Self::Over(parse(number()?)?),
+            "over" => Self::Over(Completed { members: parse(number()?)?, leader: number()?.parse().ok()?, round: number()?.parse().ok()? }),
             "grown" => Self::Grown,
             _ => return None,
         })
@@ -52,7 +61,7 @@ impl fmt::Display for Status {
             Self::Members(round, members) => write!(f, "members {round} {}", list(members.iter())),
             Self::SteppedBack => f.write_str("stepped-back"),
             Self::Refused => f.write_str("refused"),
-            Self::Over(members) => write!(f, "over {}", list(members.iter())),
+            Self::Over(Completed { members, leader, round }) => write!(f, "over {} {leader} {round}", list(members.iter())),
             Self::Grown => f.write_str("grown"),
         }
     }
@@ -80,13 +89,15 @@ mod tests {
             Status::Members(1, vec![0, 2, 11]),
             Status::SteppedBack,
             Status::Refused,
-            Status::Over(vec![7]),
+            Status::Over(Completed { members: vec![7, 9], leader: 9, round: 2 }),
             Status::Grown,
         ];
         for status in said {
             assert_eq!(Status::parse(status.to_string().as_bytes()), Some(status));
         }
-        for nonsense in ["", "open", "open x", "members 1", "members 1 2,x", "over -1", "\u{fffd}"] {
+        for nonsense in
+            ["", "open", "open x", "members 1", "members 1 2,x", "over -1", "over 1,2", "over 1,2 1", "over 1,2 1 x", "\u{fffd}"]
+        {
             assert_eq!(Status::parse(nonsense.as_bytes()), None, "{nonsense}");
         }
     }

@@ -151,7 +151,7 @@ impl<K: ByteLink> Links for Mesh<K> {
     type Link = K;
 
     fn link(&mut self, rank: usize) -> Result<&mut K, Interrupted> {
-        self.0[rank].as_mut().ok_or_else(|| AbortReason::Lost { rank: rank as u32 }.into())
+        self.0[rank].as_mut().ok_or_else(|| AbortReason::Lost { rank: rank as u32, by: rank as u32 }.into())
     }
 
     fn for_each_open(&mut self, visit: &mut dyn FnMut(usize, &mut K)) {

@@ -290,7 +290,7 @@ fn a_rank_whose_links_have_fewer_connections_refuses_the_others() {
         let limit = if rank == 0 { soon() } else { Deadline::after(Duration::from_millis(500)) };
         mesh.open(Channel::Collective, &[1 - rank], &limit, &mut || None).map(drop).map_err(|stop| stop.abort_reason)
     });
-    assert_eq!(errors[0], Err(AbortReason::Lost { rank: 1 }), "{errors:?}");
+    assert_eq!(errors[0], Err(AbortReason::Lost { rank: 1, by: 0 }), "{errors:?}");
 }
 
 #[test]
@@ -421,7 +421,7 @@ fn a_peer_that_has_gone_is_lost_at_once() {
             None
         }
     });
-    assert_eq!(stops[1], Some(Interrupted::from(AbortReason::Lost { rank: 2 })));
+    assert_eq!(stops[1], Some(Interrupted::from(AbortReason::Lost { rank: 2, by: 1 })));
     assert!(began.elapsed() < Duration::from_secs(5));
 }
 

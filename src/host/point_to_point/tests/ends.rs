@@ -14,8 +14,9 @@ use crate::host::point_to_point::{Connector, MessageError, Messages, Outcome};
 
 const LONG: usize = 8 * CHUNK_BYTES;
 
+/// The outcome of a message of rank 0.
 fn lost(rank: u32) -> Outcome {
-    Err(MessageError::Ended(AbortReason::Lost { rank }))
+    Err(MessageError::Ended(AbortReason::Lost { rank, by: 0 }))
 }
 
 /// Rank 1 dies after this many rounds of traffic in all directions.
@@ -34,7 +35,7 @@ fn death<W: Wire>(rounds: usize) {
     }
     drop(b);
     let stop = a.finish_all(&[requests[0], from_c]).expect_err("the send's peer died");
-    assert_eq!(stop, Interrupted::from(AbortReason::Lost { rank: 1 }));
+    assert_eq!(stop, Interrupted::from(AbortReason::Lost { rank: 1, by: 0 }));
     // Short and long messages that had arrived completely count; nothing else does.
     for (at, request) in requests.into_iter().enumerate() {
         let outcome = a.outcome(request);
@@ -46,11 +47,11 @@ fn death<W: Wire>(rounds: usize) {
     assert!(a.outcome(from_c).is_ok() && a.outcome(any).is_ok_and(|envelope| envelope.source == 2));
     assert!(sends.iter().all(|send| c.outcome(*send).is_ok()));
     // A lost peer stays lost.
-    assert_eq!(a.isend_typed(1, 0, TypeTag::Plain(1), &[]), Err(AbortReason::Lost { rank: 1 }.into()));
-    assert_eq!(a.irecv_typed(Some(1), None, TypeTag::Plain(1), &mut []), Err(AbortReason::Lost { rank: 1 }.into()));
+    assert_eq!(a.isend_typed(1, 0, TypeTag::Plain(1), &[]), Err(AbortReason::Lost { rank: 1, by: 0 }.into()));
+    assert_eq!(a.irecv_typed(Some(1), None, TypeTag::Plain(1), &mut []), Err(AbortReason::Lost { rank: 1, by: 0 }.into()));
     let waiting = a.irecv(None, Some(51), &mut into[0]);
     drop(c);
-    assert_eq!(a.finish_all(&[waiting]), Err(AbortReason::Lost { rank: 2 }.into()));
+    assert_eq!(a.finish_all(&[waiting]), Err(AbortReason::Lost { rank: 2, by: 0 }.into()));
     assert!(a.irecv_typed(None, None, TypeTag::Plain(1), &mut []).is_err(), "nobody is left");
 }
 
@@ -146,7 +147,7 @@ fn links_from_nowhere_are_closed() {
     assert_eq!(closed, [true, true, false, true]);
     // The accepted link has been dropped by now, and so rank 1 is lost.
     pump(&mut [&mut a, &mut b]);
-    assert_eq!(a.isend_typed(1, 0, TypeTag::Plain(1), &[]), Err(AbortReason::Lost { rank: 1 }.into()));
+    assert_eq!(a.isend_typed(1, 0, TypeTag::Plain(1), &[]), Err(AbortReason::Lost { rank: 1, by: 0 }.into()));
 }
 
 #[test]
@@ -330,7 +331,7 @@ impl Connector for NoLinks {
     type Link = MemoryLink;
 
     fn connect(&mut self, peer: usize) -> Result<MemoryLink, Interrupted> {
-        Err(AbortReason::Lost { rank: peer as u32 }.into())
+        Err(AbortReason::Lost { rank: peer as u32, by: 0 }.into())
     }
 
     fn accept(&mut self) -> Vec<(usize, MemoryLink)> {

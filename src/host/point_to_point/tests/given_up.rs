@@ -210,7 +210,7 @@ fn a_kept_message_that_came_whole_outlives_its_sender_and_another_does_not() {
         if is_whole {
             assert!(b.outcome(again.expect("it is here")).is_ok() && into == message);
         } else {
-            assert_eq!(again, Err(AbortReason::Lost { rank: 0 }.into()));
+            assert_eq!(again, Err(AbortReason::Lost { rank: 0, by: 1 }.into()));
         }
         assert!(b.matching_state.is_idle());
     }

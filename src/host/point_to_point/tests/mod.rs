@@ -328,7 +328,7 @@ impl<W: Wire> Connector for Usher<W> {
 
     fn connect(&mut self, peer: usize) -> Result<W, Interrupted> {
         if lock(&self.network.acceptors[peer]).is_gone {
-            return Err(AbortReason::Lost { rank: peer as u32 }.into());
+            return Err(AbortReason::Lost { rank: peer as u32, by: self.rank as u32 }.into());
         }
         Ok(self.network.open(self.rank, peer))
     }

@@ -219,7 +219,7 @@ fn a_rank_that_is_killed_is_lost_within_a_second() {
         child.wait().unwrap();
         for survivor in survivors {
             let (noticed, stop) = survivor.join().unwrap();
-            assert_eq!(stop.abort_reason, AbortReason::Lost { rank: 1 });
+            assert!(matches!(stop.abort_reason, AbortReason::Lost { rank: 1, by: 0 | 2 }), "{stop:?}");
             assert!(noticed.duration_since(killed) < Duration::from_secs(1));
         }
     });

@@ -30,6 +30,35 @@ fn a_newcomer_that_confirms_and_never_connects_leaves_the_members_as_they_were()
     assert!(!requests.decision(number, 1, &Deadline::after(Duration::ZERO)).unwrap());
 }
 
+/// Lets one newcomer in. Then all ranks take the numbers that they wish. The newcomer wishes for 0.
+#[test]
+fn a_newcomer_takes_a_former_number_with_a_split() {
+    let members = Communicator::local(2).unwrap();
+    let address = members[0].join_address().unwrap();
+    let renumbered = |comm: &Communicator, wish: i64| comm.split(Some(0), wish).unwrap().unwrap();
+    let later = std::thread::scope(|scope| {
+        let newcomer = scope.spawn(|| renumbered(&Communicator::join(address).unwrap().communicator, 0));
+        let admit = |comm: Communicator| {
+            let mut membership = comm.admit().unwrap();
+            while membership.newcomers.is_empty() {
+                membership = comm.admit().unwrap();
+            }
+            // Ranks 0 and 1 of before continue as 1 and 2.
+            renumbered(&membership.communicator, comm.rank() as i64 + 1)
+        };
+        let members: Vec<_> = members.into_iter().map(|comm| scope.spawn(move || admit(comm))).collect();
+        let members = members.into_iter().map(|member| member.join().unwrap());
+        std::iter::once(newcomer.join().unwrap()).chain(members).collect::<Vec<_>>()
+    });
+    assert_eq!(later.iter().map(Communicator::rank).collect::<Vec<_>>(), [0, 1, 2]);
+    // The renumbered communicator admits too, and keeps its numbers.
+    std::thread::scope(|scope| {
+        for comm in &later {
+            scope.spawn(|| assert_eq!(comm.admit().unwrap().communicator.rank(), comm.rank()));
+        }
+    });
+}
+
 #[test]
 fn a_huge_request_holds_up_no_other() {
     let comm = Communicator::local(1).unwrap().remove(0);

@@ -10,13 +10,10 @@ use crate::communicator::life::membership::admission::Admission;
 use crate::communicator::life::membership::newcomer::join;
 use crate::communicator::life::membership::protocol::Members;
 use crate::communicator::life::shrink::protocol::World;
-use crate::communicator::life::shrink::tests::world::{Connected, Fate, Partition, Place, Plan, Report, Scenario, play};
+use crate::communicator::life::shrink::tests::exploration::{Exploration, Trouble};
+use crate::communicator::life::shrink::tests::world::{Connected, Fate, Partition, Place, Plan, Report, Scenario};
 use crate::error::{Error, Result};
 
-/// The number of scenarios that are run by default (environment variable: `COLLECTIVES_ADMISSIONS`).
-const ADMISSIONS: u64 = 500;
-/// The longest that a scenario may take, by its simulated clock.
-const BOUND: Duration = Duration::from_secs(3600);
 /// The number of steps after which a process ends.
 const STEPS: u64 = 6;
 /// The longest work between two steps.
@@ -50,14 +47,6 @@ fn live(place: &Place, _: usize, plan: &Plan, limit: Duration) -> Result<Connect
         }
         comm = Admission::new(comm).run()?.comm;
     }
-}
-
-/// The kinds of trouble that a scenario may have.
-#[derive(Debug, Clone, Copy)]
-struct Trouble {
-    deaths: bool,
-    sleeps: bool,
-    partitions: bool,
 }
 
 fn draw(random: &mut Random, trouble: Trouble) -> Scenario {
@@ -124,6 +113,9 @@ fn complaint(scenario: &Scenario, trouble: Trouble, report: &Report) -> Option<S
         let fails = ended().find(|(process, result)| (is_member(*process) || is_early(*process)) && result.is_err());
         return fails.map(|(process, result)| format!("process {process} did not continue: {result:?}"));
     }
+    if is_calm && let Some((process, Err(error))) = ended().find(|(_, result)| matches!(result, Err(Error::LeftBehind { .. }))) {
+        return Some(format!("process {process} lives, and was left behind: {error}"));
+    }
     if is_calm && continued.is_empty() && (0..report.lives.len()).any(|process| is_member(process) && report.lives[process]) {
         return Some("a member lives, and nobody has continued".to_owned());
     }
@@ -145,55 +137,20 @@ fn leads_to(report: &Report, from: &Connected, to: &Connected) -> bool {
     reached.contains(&to)
 }
 
-/// The number of processes with each outcome.
-#[derive(Debug, Default)]
-struct Tally {
-    continued: usize,
-    newcomers_admitted: usize,
-    left_behind: usize,
-    refused: usize,
-    late: usize,
-}
+const ADMITTING: Exploration =
+    Exploration { usually: 500, variable: "COLLECTIVES_ADMISSIONS", bound: Duration::from_secs(3600), program: live, draw, complaint };
 
-impl Tally {
-    fn count(&mut self, scenario: &Scenario, report: &Report) {
-        for (process, outcome) in report.outcomes.iter().enumerate() {
-            let Some((_, result)) = outcome else { continue };
-            match result {
-                Ok(_) => self.continued += 1,
-                Err(Error::LeftBehind { .. }) => self.left_behind += 1,
-                Err(Error::Conflict { .. }) => self.refused += 1,
-                Err(_) => self.late += 1,
-            }
-            self.newcomers_admitted += usize::from(result.is_ok() && process >= scenario.ranks[0].members);
-        }
-    }
-}
-
-/// Runs scenarios of this kind.
 fn explore(name: &str, trouble: Trouble) {
-    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    let count = number("COLLECTIVES_ADMISSIONS").unwrap_or(ADMISSIONS);
-    // Of 100,000 scenarios, one still fails (`mod.rs`). So the usual ones are always the same.
-    let first = number("COLLECTIVES_TEST_SEED").unwrap_or(1);
-    println!("{name}: {count} scenarios from COLLECTIVES_TEST_SEED={first}");
-    let mut tally = Tally::default();
-    for seed in (0..count).map(|step| first.wrapping_add(step)) {
-        let scenario = draw(&mut Random(seed), trouble);
-        let (report, complaint) = match play(&scenario, seed, BOUND, live) {
-            Ok(report) => {
-                let complaint = complaint(&scenario, trouble, &report);
-                (report, complaint)
-            }
-            Err(report) => (report, Some("it did not end".to_owned())),
-        };
-        if let Some(complaint) = complaint {
-            panic!("seed {seed}: {complaint}\n{scenario:#?}\n{}", report.log.join("\n"));
-        }
-        tally.count(&scenario, &report);
-    }
-    println!("{name}: {tally:?}");
-    assert!(tally.newcomers_admitted > 0, "no newcomer was admitted in {count} scenarios");
+    let tally = ADMITTING.explore(name, trouble);
+    assert!(tally.newcomers_admitted > 0, "no newcomer was admitted: {tally:?}");
+}
+
+const DEATHS: Trouble = Trouble { deaths: true, sleeps: false, partitions: false };
+
+/// A newcomer died while the ranks connected after a shrink. Another rank had continued, and died too.
+#[test]
+fn a_member_is_not_left_behind_by_ranks_that_are_gone() {
+    ADMITTING.run_seed(DEATHS, 1_012_598);
 }
 
 #[test]
@@ -203,7 +160,7 @@ fn newcomers_without_trouble_are_all_admitted() {
 
 #[test]
 fn those_who_outlive_the_others_continue_together() {
-    explore("deaths", Trouble { deaths: true, sleeps: false, partitions: false });
+    explore("deaths", DEATHS);
 }
 
 #[test]

@@ -127,8 +127,8 @@ impl Members for Group {
         Some(address_of(self.connected.members[rank]))
     }
 
-    fn probe(&self, listener: &SocketAddr) -> Probe {
-        self.place.probe_process(process_at(listener))
+    fn probe_all(&self, listeners: &[SocketAddr]) -> Vec<Probe> {
+        self.place.probe_processes(&listeners.iter().map(process_at).collect::<Vec<_>>())
     }
 
     fn in_one_turn<R>(&self, work: impl FnOnce() -> Result<R>) -> Result<R> {

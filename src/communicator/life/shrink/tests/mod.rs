@@ -1,6 +1,7 @@
 //! Shrinks of two to five ranks in a simulated world: thousands of orders of events, with ranks that die, sleep and
 //! are cut off from others.
 
+pub(in crate::communicator::life) mod exploration;
 pub(in crate::communicator::life) mod world;
 
 use std::collections::BTreeSet;
@@ -8,13 +9,10 @@ use std::time::Duration;
 
 use super::protocol::{Given, Shrinking, Shrunk};
 use crate::base::random::Random;
+use crate::base::tuning::recovery::PROBE;
 use crate::error::{Error, Result};
-use world::{Connected, Fate, Partition, Place, Plan, Report, Scenario, play};
-
-/// The number of scenarios that are run by default (environment variable: `COLLECTIVES_SHRINKS`).
-const SHRINKS: u64 = 3000;
-/// The longest that a scenario may take, by its simulated clock.
-const BOUND: Duration = Duration::from_secs(600);
+use exploration::{Exploration, Trouble};
+use world::{Connected, Fate, Partition, Place, Plan, Report, Scenario};
 
 fn shrink(place: &Place, me: usize, plan: &Plan, limit: Duration) -> Result<Connected> {
     let given = Given { doubts: plan.doubts.clone(), left: plan.left.clone(), unmet: None };
@@ -22,14 +20,6 @@ fn shrink(place: &Place, me: usize, plan: &Plan, limit: Duration) -> Result<Conn
         Shrunk::Into(connected) => Ok(connected),
         Shrunk::Grown(error) => Err(error),
     }
-}
-
-/// The kinds of trouble that a scenario may have.
-#[derive(Debug, Clone, Copy)]
-struct Trouble {
-    deaths: bool,
-    sleeps: bool,
-    partitions: bool,
 }
 
 fn some_ranks(random: &mut Random, count: usize, but: usize, once_in: usize) -> BTreeSet<usize> {
@@ -76,8 +66,7 @@ fn draw(random: &mut Random, trouble: Trouble) -> Scenario {
 fn latest(scenario: &Scenario, rank: usize) -> Duration {
     let plan = &scenario.ranks[rank];
     let slept: Duration = plan.fates.iter().map(|(_, fate)| if let Fate::SleepsFor(time) = fate { *time } else { Duration::ZERO }).sum();
-    let silences = Duration::from_secs(2) * scenario.ranks.len() as u32;
-    plan.begins + slept + scenario.limit + scenario.limit / 4 + silences
+    plan.begins + slept + scenario.limit + scenario.limit / 4 + Duration::from_secs(4)
 }
 
 /// Returns a description of what is wrong with the outcome, if anything is.
@@ -110,15 +99,10 @@ fn complaint(scenario: &Scenario, trouble: Trouble, report: &Report) -> Option<S
     {
         return Some(format!("none of ranks {larger:?} went on"));
     }
-    // Each living rank goes on with the others. A death in the middle of a barrier may leave some behind, but never
-    // all.
-    let calm = !trouble.sleeps && !trouble.partitions;
-    let is_late = through().any(|(_, _, result)| result.as_ref().is_err_and(Error::is_timeout));
-    let is_missed = !trouble.deaths && through().any(|(_, _, result)| result.is_err());
-    if calm && (is_late || is_missed || formed.is_empty() && report.lives.contains(&true)) {
-        return Some("not everyone who lives went on".to_owned());
-    }
-    None
+    // Each living rank goes on with the others.
+    let is_calm = !trouble.sleeps && !trouble.partitions;
+    let missed = through().find(|(_, _, result)| is_calm && result.is_err());
+    missed.map(|(rank, _, _)| format!("rank {rank} lives, and did not go on"))
 }
 
 /// Returns the ranks of which some must go on if a cut is the only trouble, and lasts from the beginning to the end.
@@ -133,79 +117,84 @@ fn larger_part(scenario: &Scenario, trouble: Trouble) -> Option<Vec<usize>> {
     Some(if here.len() >= there.len() { here } else { there })
 }
 
-/// Runs scenarios of this kind.
-fn explore(name: &str, trouble: Trouble) {
-    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    let count = number("COLLECTIVES_SHRINKS").unwrap_or(SHRINKS);
-    let first =
-        number("COLLECTIVES_TEST_SEED").unwrap_or_else(|| std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos() as u64));
-    println!("{name}: {count} scenarios from COLLECTIVES_TEST_SEED={first}");
-    let mut tally = Tally::default();
-    for seed in (0..count).map(|step| first.wrapping_add(step)) {
-        let scenario = draw(&mut Random(seed), trouble);
-        tally.count(&run(&scenario, trouble, seed));
-    }
-    println!("{name}: {tally:?}");
-}
-
-/// The number of ranks with each outcome.
-#[derive(Debug, Default)]
-struct Tally {
-    went_on: usize,
-    left_behind: usize,
-    late: usize,
-}
-
-impl Tally {
-    fn count(&mut self, report: &Report) {
-        for (_, result) in report.outcomes.iter().flatten() {
-            match result {
-                Ok(_) => self.went_on += 1,
-                Err(Error::LeftBehind { .. }) => self.left_behind += 1,
-                Err(_) => self.late += 1,
-            }
-        }
-    }
-}
-
-/// Runs one scenario in one order, and panics with everything that happened if it went wrong.
-fn run(scenario: &Scenario, trouble: Trouble, seed: u64) -> Report {
-    let (report, complaint) = match play(scenario, seed, BOUND, shrink) {
-        Ok(report) => {
-            let complaint = complaint(scenario, trouble, &report);
-            (report, complaint)
-        }
-        Err(report) => (report, Some("it did not end".to_owned())),
-    };
-    if let Some(complaint) = complaint {
-        panic!("seed {seed}: {complaint}\n{scenario:#?}\n{}", report.log.join("\n"));
-    }
-    report
-}
+const SHRINKING: Exploration =
+    Exploration { usually: 3000, variable: "COLLECTIVES_SHRINKS", bound: Duration::from_secs(600), program: shrink, draw, complaint };
 
 #[test]
 fn ranks_without_trouble_all_go_on() {
-    explore("no trouble", Trouble { deaths: false, sleeps: false, partitions: false });
+    SHRINKING.explore("no trouble", Trouble { deaths: false, sleeps: false, partitions: false });
 }
 
 #[test]
 fn whoever_outlives_the_others_goes_on() {
-    explore("deaths", Trouble { deaths: true, sleeps: false, partitions: false });
+    SHRINKING.explore("deaths", Trouble { deaths: true, sleeps: false, partitions: false });
 }
 
 #[test]
 fn sleepers_and_late_comers_do_not_split() {
-    explore("sleeps", Trouble { deaths: true, sleeps: true, partitions: false });
+    SHRINKING.explore("sleeps", Trouble { deaths: true, sleeps: true, partitions: false });
 }
 
 #[test]
 fn the_cut_off_do_not_split() {
-    explore("cuts", Trouble { deaths: true, sleeps: false, partitions: true });
+    SHRINKING.explore("cuts", Trouble { deaths: true, sleeps: false, partitions: true });
 }
 
 #[test]
 fn the_larger_part_goes_on_whatever_its_ranks_doubted() {
-    explore("lasting cuts", Trouble { deaths: false, sleeps: false, partitions: true });
+    SHRINKING.explore("lasting cuts", Trouble { deaths: false, sleeps: false, partitions: true });
+}
+
+/// The leader had decided that all continue, and was stopped before it published that it does. The other one continued alone.
+#[test]
+fn a_leader_that_is_stopped_after_its_decision_sees_that_others_went_on() {
+    for at in 20..120 {
+        let scenario = sleepers(Duration::from_secs(16), &[Some((at, Duration::from_secs(13))), None]);
+        (0..4).for_each(|seed| drop(SHRINKING.run(&scenario, SLEEPS, seed)));
+    }
+    SHRINKING.run_seed(Trouble { deaths: true, ..SLEEPS }, 3_000_210);
+}
+
+/// Some ranks continue after a rank has died while they connected, and die too. The others cannot know who has continued.
+#[test]
+fn ranks_that_continue_and_die_leave_no_other_rank_behind() {
+    const DEATHS: Trouble = Trouble { deaths: true, sleeps: false, partitions: false };
+    for seed in 0..2000 {
+        let mut random = Random(seed);
+        let first = 20 + random.below(80);
+        let mut ranks = vec![Plan::default(); 4];
+        // The leader, or another member.
+        let dies = random.below(2) * 3;
+        ranks[dies].fates.push((first, Fate::Dies));
+        ranks[1 + random.below(2)].fates.push((first + random.below(60), Fate::Dies));
+        SHRINKING.run(&Scenario { ranks, cut: None, limit: Duration::from_secs(20) }, DEATHS, seed);
+    }
+}
+
+/// Returns how long six ranks take to continue without `silent` others that they have given up and that do not answer.
+fn time_without(silent: usize, silent_first: bool, seed: u64) -> Duration {
+    let (count, place) = (6 + silent, |rank: usize| if silent_first { rank } else { 5 + silent - rank });
+    let gone: BTreeSet<usize> = (0..silent).map(place).collect();
+    let plan = |rank: usize| match gone.contains(&rank) {
+        true => Plan { is_absent: true, ..Plan::default() },
+        false => Plan { doubts: gone.clone(), ..Plan::default() },
+    };
+    let side = gone.iter().map(|rank| 1 << rank).sum();
+    let cut = Some(Partition { from: Duration::ZERO, until: Duration::MAX, side });
+    let scenario = Scenario { ranks: (0..count).map(plan).collect(), cut, limit: Duration::from_secs(60) };
+    let report = SHRINKING.run(&scenario, Trouble { deaths: false, sleeps: false, partitions: true }, seed);
+    let through = report.outcomes.iter().flatten().map(|(at, result)| result.as_ref().map(|_| *at).expect("it continues"));
+    through.max().expect("six ranks")
+}
+
+#[test]
+fn many_silent_ranks_take_no_longer_than_one() {
+    for silent_first in [true, false] {
+        // The jitter of one run is up to 0.3 s for each request.
+        let [one, five] = [1, 5].map(|silent| (0..100).map(|seed| time_without(silent, silent_first, seed)).sum::<Duration>() / 100);
+        println!("without one silent rank: {one:?}; without five: {five:?}");
+        assert!(five < one + PROBE, "one silent rank: {one:?}; five: {five:?}");
+    }
 }
 
 /// Makes ranks that begin together. Each falls asleep after a given number of requests to the world.
@@ -225,7 +214,7 @@ fn a_leader_stopped_while_it_founds_sees_that_others_went_on() {
     for at in 1..400 {
         let mut scenario = sleepers(Duration::from_secs(13), &[Some((7, Duration::from_secs(5))), Some((at, Duration::from_secs(20)))]);
         scenario.ranks[1].doubts.insert(0);
-        run(&scenario, SLEEPS, at as u64);
+        SHRINKING.run(&scenario, SLEEPS, at as u64);
     }
 }
 
@@ -234,7 +223,7 @@ fn a_leader_stopped_while_it_founds_sees_that_others_went_on() {
 fn a_rank_that_wakes_into_a_claim_does_not_split() {
     for seed in 0..400 {
         let time = Duration::from_millis(5000 + 5 * seed);
-        run(&sleepers(Duration::from_secs(7), &[Some((8, time)), None]), SLEEPS, seed);
+        SHRINKING.run(&sleepers(Duration::from_secs(7), &[Some((8, time)), None]), SLEEPS, seed);
     }
 }
 
@@ -246,6 +235,6 @@ fn a_member_that_waits_for_a_stopped_leader_does_not_go_on_beside_others() {
         let mut scenario = sleepers(Duration::from_secs(20), &[Some((2, Duration::from_secs(4))), leader, None]);
         scenario.ranks[1].doubts.insert(0);
         scenario.ranks[2].doubts.insert(0);
-        run(&scenario, SLEEPS, at as u64);
+        SHRINKING.run(&scenario, SLEEPS, at as u64);
     }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use super::super::protocol::{GroupSetup, World};
+use super::super::protocol::{GroupSetup, Visited, World, read};
 use crate::base::deadline::{Deadline, simulated};
 use crate::base::random::Random;
 use crate::base::tuning::recovery::ANSWER;
@@ -141,6 +141,8 @@ pub(in crate::communicator::life) struct Report {
     /// For each rank that lives at the end: when it finished, and with which result.
     pub(in crate::communicator::life) outcomes: Vec<Option<(Duration, Result<Connected>)>>,
     pub(in crate::communicator::life) lives: Vec<bool>,
+    /// For each process, whether it asked to be admitted.
+    pub(in crate::communicator::life) asked: Vec<bool>,
     /// For each process, the communicators of which it has been a member.
     pub(in crate::communicator::life) histories: Vec<Vec<Connected>>,
     /// All messages and their effects.
@@ -205,26 +207,26 @@ impl Place {
     /// Waits until `other` answers, that is, until it lives, is awake and reachable.
     fn reach(&self, other: usize, patience: Duration) -> Result<()> {
         self.pass(Duration::ZERO);
-        let lost = |kind| Err(Error::io(format!("asking rank {other}"), io::Error::from(kind)));
         let until = self.state().now + patience;
-        if other == self.me {
-            return Ok(());
-        }
         loop {
-            let state = self.state();
-            let (is_dead, is_cut_off) = (!state.ranks[other].lives, state.is_cut(self.me, other));
-            let is_late = state.now >= until;
-            if is_dead && !is_cut_off {
-                return lost(io::ErrorKind::UnexpectedEof);
-            }
-            if !is_cut_off && !state.sleeps(other) {
-                return Ok(());
-            }
-            drop(state);
-            if is_late {
-                return lost(io::ErrorKind::TimedOut);
+            if let Some(reached) = self.reaches(other, until) {
+                return reached;
             }
             self.pass_in_time(LOOK);
+        }
+    }
+
+    /// Whether `other` answers at this moment. Returns `None` if this is not known before `until`.
+    fn reaches(&self, other: usize, until: Duration) -> Option<Result<()>> {
+        let state = self.state();
+        let lost = |kind| Some(Err(Error::io(format!("asking rank {other}"), io::Error::from(kind))));
+        let (is_dead, is_cut_off) = (!state.ranks[other].lives, state.is_cut(self.me, other));
+        match () {
+            () if other == self.me => Some(Ok(())),
+            () if is_dead && !is_cut_off => lost(io::ErrorKind::UnexpectedEof),
+            () if !is_cut_off && !state.sleeps(other) => Some(Ok(())),
+            () if state.now >= until => lost(io::ErrorKind::TimedOut),
+            () => None,
         }
     }
 
@@ -283,8 +285,8 @@ impl Place {
     ) -> Result<Connected> {
         let place = self.clone();
         let watch = watched.map(|watched| {
-            let gone = move || watched.iter().find(|process| place.probe_process(**process) == Probe::Gone).copied();
-            Box::new(move || gone().map(|process| format!("process {process} is gone"))) as PeerWatch
+            let gone = move || place.probe_processes(&watched).into_iter().position(|probe| probe == Probe::Gone);
+            Box::new(move || gone().map(|rank| format!("the process of rank {rank} is gone"))) as PeerWatch
         });
         let met = self.exchange_facts(store, rank, size, watch, deadline)?;
         let key = format!("{} {:?}", met.setup, met.members);
@@ -376,28 +378,81 @@ impl Place {
         Self { processes: Arc::clone(processes), peers, ..self.clone() }
     }
 
-    pub(in crate::communicator::life) fn probe_process(&self, process: usize) -> Probe {
+    /// Finds out whether these processes live, of all at the same time.
+    pub(in crate::communicator::life) fn probe_processes(&self, processes: &[usize]) -> Vec<Probe> {
+        let answer = |process: usize| {
+            let state = self.state();
+            let life = if state.ranks[process].lives { Probe::Alive } else { Probe::Gone };
+            if state.is_cut(self.me, process) { Probe::NoAnswer } else { life }
+        };
         self.pass(Duration::ZERO);
-        if self.state().is_cut(self.me, process) {
+        let mut probes: Vec<Probe> = processes.iter().copied().map(answer).collect();
+        if probes.contains(&Probe::NoAnswer) {
             self.pass(SILENCE);
-            if self.state().is_cut(self.me, process) {
-                return Probe::NoAnswer;
-            }
         }
-        if self.state().ranks[process].lives { Probe::Alive } else { Probe::Gone }
+        let silent = probes.iter_mut().zip(processes).filter(|(probe, _)| **probe == Probe::NoAnswer);
+        silent.for_each(|(probe, process)| *probe = answer(*process));
+        probes
     }
 
     /// Returns the store behind a process's recovery listener.
     pub(in crate::communicator::life) fn store_of(&self, process: usize) -> Result<Arc<dyn Store>> {
-        self.reach(process, ANSWER)?;
-        if self.state().ranks[process].recovery_listener.is_none() {
-            self.pass(ANSWER);
-        }
-        self.reach(process, self.patience)?;
-        let silent = || Error::io(format!("asking process {process}"), io::Error::from(io::ErrorKind::TimedOut));
-        let table = self.state().ranks[process].recovery_listener.clone().ok_or_else(silent)?;
-        Ok(Arc::new(Behind { place: self.clone(), owner: process, table, is_lost: AtomicBool::new(false), patience: self.patience }))
+        self.stores_of(&[process]).remove(0)
     }
+
+    /// Visits the recovery listeners of these processes, all at the same time.
+    fn stores_of(&self, processes: &[usize]) -> Vec<Result<Arc<dyn Store>>> {
+        self.pass(Duration::ZERO);
+        let until = self.state().now + ANSWER;
+        let mut visits: Vec<Visit> = processes.iter().map(|_| Visit::Connects(until)).collect();
+        while visits.iter().any(|visit| !matches!(visit, Visit::Ended(_))) {
+            let mut proceeds = false;
+            for (process, visit) in processes.iter().zip(&mut visits) {
+                if let Some(next) = self.proceed(*process, visit) {
+                    (*visit, proceeds) = (next, true);
+                }
+            }
+            if proceeds { self.pass(Duration::ZERO) } else { self.pass_in_time(LOOK) }
+        }
+        let ended = processes.iter().zip(visits).map(|(process, visit)| match visit {
+            Visit::Ended(table) => table.map(|table| self.behind(*process, table)),
+            Visit::Connects(_) | Visit::FindsNoStore(_) | Visit::Asks(_) => unreachable!("all have ended"),
+        });
+        ended.collect()
+    }
+
+    /// Returns what comes next in a visit; `None` if it must wait.
+    fn proceed(&self, process: usize, visit: &Visit) -> Option<Visit> {
+        let table = || self.state().ranks[process].recovery_listener.clone();
+        let now = self.state().now;
+        match visit {
+            Visit::Connects(until) => Some(match self.reaches(process, *until)? {
+                Ok(()) if table().is_none() => Visit::FindsNoStore(now + ANSWER),
+                Ok(()) => Visit::Asks(now + self.patience),
+                Err(error) => Visit::Ended(Err(error)),
+            }),
+            Visit::FindsNoStore(until) => (now >= *until).then(|| Visit::Asks(now + self.patience)),
+            Visit::Asks(until) => {
+                let silent = || Error::io(format!("asking process {process}"), io::Error::from(io::ErrorKind::TimedOut));
+                Some(Visit::Ended(self.reaches(process, *until)?.and_then(|()| table().ok_or_else(silent))))
+            }
+            Visit::Ended(_) => None,
+        }
+    }
+
+    /// Returns the store behind the recovery listener of a process.
+    fn behind(&self, owner: usize, table: MemoryStore) -> Arc<dyn Store> {
+        Arc::new(Behind { place: self.clone(), owner, table, is_lost: AtomicBool::new(false), patience: self.patience })
+    }
+}
+
+/// The state of a visit at a recovery listener, with the time at which it ends.
+enum Visit {
+    Connects(Duration),
+    /// The process accepts the connection, and serves no store.
+    FindsNoStore(Duration),
+    Asks(Duration),
+    Ended(Result<MemoryStore>),
 }
 
 impl World for Place {
@@ -407,18 +462,24 @@ impl World for Place {
         &self.peers
     }
 
-    fn probe(&self, rank: usize) -> Probe {
-        self.probe_process(self.processes[rank])
+    fn probe_all(&self, ranks: &[usize]) -> Vec<Probe> {
+        self.probe_processes(&ranks.iter().map(|rank| self.processes[*rank]).collect::<Vec<_>>())
     }
 
-    fn visit(&self, rank: usize) -> Option<Arc<dyn Store>> {
-        self.store_of(self.processes[rank]).ok()
+    fn visit_all(&self, ranks: &[usize], key: &str) -> Vec<Option<Visited>> {
+        let processes: Vec<usize> = ranks.iter().map(|rank| self.processes[*rank]).collect();
+        let stores = self.stores_of(&processes).into_iter();
+        let visited = stores.map(|store| {
+            let store = store.ok()?;
+            Some((read(&*store, key).ok()??, store))
+        });
+        visited.collect()
     }
 
     fn host(&self) -> Result<Arc<dyn Store>> {
         self.pass(Duration::ZERO);
         let table = self.state().ranks[self.me].recovery_listener.get_or_insert_default().clone();
-        Ok(Arc::new(Behind { place: self.clone(), owner: self.me, table, is_lost: AtomicBool::new(false), patience: self.patience }))
+        Ok(self.behind(self.me, table))
     }
 
     fn pause(&self, limit: Duration) {
@@ -544,12 +605,7 @@ pub(in crate::communicator::life) type Program = fn(&Place, usize, &Plan, Durati
 
 /// Runs a scenario in the order of this seed until every rank has finished. Returns an error if that takes longer than
 /// `bound`.
-pub(in crate::communicator::life) fn play(
-    scenario: &Scenario,
-    seed: u64,
-    bound: Duration,
-    program: Program,
-) -> std::result::Result<Report, Report> {
+pub(super) fn play(scenario: &Scenario, seed: u64, bound: Duration, program: Program) -> std::result::Result<Report, Report> {
     let birth = Instant::now();
     let rank = |plan: &Plan| Rank {
         plan: plan.clone(),
@@ -616,8 +672,9 @@ pub(in crate::communicator::life) fn play(
     let mut state = lock(&state);
     let lives = state.ranks.iter().map(|rank| rank.lives).collect();
     let outcomes = state.ranks.iter_mut().map(|rank| rank.outcome.take().filter(|_| rank.lives)).collect();
+    let asked = state.ranks.iter().map(|rank| !rank.plan.asks.is_empty()).collect();
     let histories = state.ranks.iter_mut().map(|rank| std::mem::take(&mut rank.history)).collect();
-    let report = Report { outcomes, lives, histories, log: std::mem::take(&mut state.log) };
+    let report = Report { outcomes, lives, asked, histories, log: std::mem::take(&mut state.log) };
     if in_time { Ok(report) } else { Err(report) }
 }
 
