@@ -151,7 +151,7 @@ fn job(arguments: &Arguments, local_world_size: usize, node: usize) -> Result<Jo
         virtual_local_rank: arguments.virtual_local_rank,
         output: if arguments.no_prefix { Output::Inherited } else { Output::Prefixed },
         logs: Logs { redirects: arguments.redirects.clone(), tee: arguments.tee.clone(), shown: arguments.local_ranks_filter.clone() },
-        log_folder: arguments.log_dir.clone().or_else(|| has_files.then(|| temporary_folder())),
+        log_folder: arguments.log_dir.clone().or_else(|| has_files.then(temporary_folder)),
         prefix: arguments.prefix(),
         signals: arguments.signals_to_handle.clone(),
         patience: arguments.conf().join,
