@@ -14,7 +14,7 @@ use collectives::observe::CallReport;
 use super::common::meeting::wait_until;
 use super::common::ranks::{Wiring, alone_in_a_process, communicators_with, each, threads_with};
 
-/// Returns this process's file as a map from each sample's name and labels to its value. Fails if the text is not complete.
+/// Returns this process's file as a map from each sample's name and labels to its value.
 fn read(folder: &Path) -> BTreeMap<String, f64> {
     // A file that is being written has a hidden name.
     let is_hidden = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().starts_with('.');
@@ -22,10 +22,14 @@ fn read(folder: &Path) -> BTreeMap<String, f64> {
     let own: Vec<_> = files.iter().filter(|file| file.to_string_lossy().ends_with(&format!("-{}.prom", std::process::id()))).collect();
     assert_eq!((own.len(), files.len()), (1, 1), "{files:?}");
     let text = fs::read_to_string(own[0]).unwrap();
-    let (samples, end) = text.trim_end().rsplit_once('\n').unwrap();
-    assert_eq!(end, "# EOF");
-    let sample = |line: &str| line.rsplit_once(' ').map(|(name, value)| (name.to_owned(), value.parse().unwrap()));
-    let samples: Vec<_> = samples.lines().filter(|line| !line.starts_with('#')).filter_map(sample).collect();
+    // Each sample names the process, which the tests need not repeat.
+    let pid = format!(",pid=\"{}\"", std::process::id());
+    let sample = |line: &str| {
+        let (name, value) = line.rsplit_once(' ')?;
+        assert!(name.contains(&pid), "{line}");
+        Some((name.replace(&pid, ""), value.parse().unwrap()))
+    };
+    let samples: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).filter_map(sample).collect();
     let map: BTreeMap<String, f64> = samples.iter().cloned().collect();
     assert_eq!(map.len(), samples.len(), "each sample occurs once: {text}");
     map
