@@ -54,13 +54,15 @@ impl OutputFile {
         Ok(file)
     }
 
-    /// Refuses a file that is also an input.
+    /// Refuses a file that is also an input, or lies in a folder that is one.
     pub(crate) fn is_none_of<'a>(&self, inputs: impl IntoIterator<Item = &'a Path>) -> Result<(), Failure> {
-        match inputs.into_iter().find(|input| self.found == Found::Older && fs::canonicalize(input).is_ok_and(|input| input == self.target))
-        {
-            Some(input) => Err(Failure::usage(format!("{}: this file is read, so the result cannot replace it", input.display()))),
-            None => Ok(()),
+        let is_read = |input: &Path| {
+            fs::canonicalize(input).is_ok_and(|input| input == self.target || Some(&*input) == self.target.parent() && input.is_dir())
+        };
+        if self.found == Found::Older && inputs.into_iter().any(is_read) {
+            return Err(Failure::usage(format!("{}: this file is read, so the result cannot replace it", self.path.display())));
         }
+        Ok(())
     }
 
     /// Whether two paths name the same file, which need not exist.
@@ -146,7 +148,7 @@ mod tests {
         symlink(&path, &other).unwrap();
         assert!(OutputFile::is_same(&path, &other));
         let file = OutputFile::new(&other).unwrap();
-        assert!(file.is_none_of([&*roundabout]).is_err() && file.is_none_of([folder.path()]).is_ok());
+        assert!(file.is_none_of([&*roundabout]).is_err() && file.is_none_of([folder.path()]).is_err());
     }
 
     #[test]

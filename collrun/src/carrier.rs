@@ -46,11 +46,10 @@ impl Carrier {
         Self { writer: Writer::new(stream, "", continued), listener, held: vec![], is_inside: false }
     }
 
-    /// Forwards everything until the end.
-    pub(crate) fn carry(mut self, pipe: impl Read + AsFd) {
+    /// Forwards everything until the end, or until it cannot be written.
+    pub(crate) fn carry(mut self, pipe: impl Read + AsFd) -> io::Result<()> {
         let carried = carry(pipe, |text| self.take(text));
-        // An error means that the output is not read any more.
-        let _ = carried.and_then(|()| self.let_go()).and_then(|()| self.writer.end());
+        carried.and_then(|()| self.let_go()).and_then(|()| self.writer.end())
     }
 
     fn take(&mut self, text: &[u8]) -> io::Result<()> {

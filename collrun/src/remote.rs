@@ -36,6 +36,8 @@ const NAMED: usize = 8;
 enum Event {
     Ended(usize),
     Reported(usize, Report),
+    /// Output of a host could not be written.
+    Unwritten(usize, io::Error),
     Signal(i32),
 }
 
@@ -190,12 +192,12 @@ impl<'a> Launchers<'a> {
         }
         let continued = format!("[{}] ", self.hosts[node].name);
         if let Some(pipe) = stdout {
-            carry(Carrier::new(Stream::Output, &continued, None), pipe, carrying.clone())?;
+            carry(Carrier::new(Stream::Output, &continued, None), pipe, carrying.clone(), node, events.clone())?;
         }
         if let Some(pipe) = stderr {
-            let events = events.clone();
+            let (events, unwritten) = (events.clone(), events.clone());
             let hear = Box::new(move |report| drop(events.send(Event::Reported(node, report))));
-            carry(Carrier::new(Stream::Error, &continued, Some(hear)), pipe, carrying)?;
+            carry(Carrier::new(Stream::Error, &continued, Some(hear)), pipe, carrying, node, unwritten)?;
         }
         Ok(())
     }
@@ -218,6 +220,7 @@ impl<'a> Launchers<'a> {
                 Some(Event::Ended(node)) => self.ended(node),
                 Some(Event::Reported(node, Report::Started)) => self.started[node].has_begun = true,
                 Some(Event::Reported(_, Report::Failed(failure))) => self.failed(failure),
+                Some(Event::Unwritten(node, error)) => self.unwritten(node, &error),
                 Some(Event::Signal(signal)) => self.pass_on(signal),
                 None => self.lose_patience(),
             }
@@ -248,6 +251,12 @@ impl<'a> Launchers<'a> {
         });
     }
 
+    /// The launcher there ends, because its output has no reader any more.
+    fn unwritten(&mut self, node: usize, error: &io::Error) {
+        self.code.get_or_insert(1);
+        say("collrun", &format!("the output of {} could not be written: {error}", self.hosts[node].name));
+    }
+
     fn ended(&mut self, node: usize) {
         let Some(launcher) = self.started.get_mut(node) else { return };
         (launcher.ended, launcher.input) = (true, None);
@@ -256,7 +265,6 @@ impl<'a> Launchers<'a> {
                 launcher.succeeded = true;
                 return self.done.extend(self.failure.is_none().then_some(node));
             }
-            Ok(status) if status.success() => (1, "exit code 0".to_owned()),
             Ok(status) => (status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1), status.to_string()),
             Err(error) => (1, error.to_string()),
         };
@@ -265,7 +273,8 @@ impl<'a> Launchers<'a> {
         }
         // A launcher whose connection was cut has not failed.
         let of_signal = self.asked.filter(|_| self.cut).map(|signal| 128 + signal);
-        self.code = Some(u8::try_from(of_signal.unwrap_or(code)).unwrap_or(1));
+        // A command that ended with 0, and started no launcher, has failed, too.
+        self.code = Some(u8::try_from(of_signal.unwrap_or(code)).unwrap_or(1).max(1));
         if self.failure.is_none() && self.asked.is_none() {
             self.say_ended(node, code, &ended);
         }
@@ -279,7 +288,7 @@ impl<'a> Launchers<'a> {
         let host = &self.hosts[node].name;
         let collrun = self.remote_collrun().display();
         let what = match code {
-            _ if !self.started[node].has_begun && ended == "exit code 0" => {
+            0 => {
                 format!(
                     "{} ended on {host} with exit code 0, but collrun did not start there: check --ssh and --remote-collrun",
                     self.arguments.ssh
@@ -372,9 +381,20 @@ fn in_thread(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
 }
 
 /// Forwards what arrives through a pipe, from a separate thread. Drops `carrying` at the end.
-fn carry(carrier: Carrier, pipe: impl Read + AsFd + Send + 'static, carrying: Sender<()>) -> io::Result<()> {
+fn carry(
+    carrier: Carrier,
+    pipe: impl Read + AsFd + Send + 'static,
+    carrying: Sender<()>,
+    node: usize,
+    events: Sender<Event>,
+) -> io::Result<()> {
     in_thread(move || {
-        carrier.carry(pipe);
+        if let Err(error) = carrier.carry(pipe)
+            && error.kind() != io::ErrorKind::BrokenPipe
+        {
+            // An error means that this launcher has ended.
+            let _ = events.send(Event::Unwritten(node, error));
+        }
         drop(carrying);
     })
 }

@@ -37,8 +37,8 @@ pub struct Interfaces {
 const LONGEST_NAME: usize = 15;
 
 impl Interfaces {
-    /// Returns where the first name that fits is in the list; `None` if this interface is not selected. All interfaces
-    /// that a list of excluded names leaves have the same place.
+    /// Returns the index of the first name in the list that fits; `None` if this interface is not selected. If the list
+    /// excludes names, all other interfaces have the same index.
     pub(crate) fn place(&self, interface: &str) -> Option<usize> {
         let fits = |name: &String| if self.exact { interface == name } else { interface.starts_with(name.as_str()) };
         let found = self.names.iter().position(fits);

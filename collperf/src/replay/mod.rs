@@ -77,8 +77,12 @@ struct Prepared {
 }
 
 impl Arguments {
-    /// Reads and checks the record.
+    /// Checks the files for the results, and reads and checks the record. Only the host of rank 0 needs these files.
     fn prepare(&self) -> Result<Prepared, Failure> {
+        one_file_for_each(&[("-J", &self.json), ("--csv", &self.csv)])?;
+        for path in self.json.iter().chain(&self.csv) {
+            OutputFile::new(path)?.is_none_of(self.record.iter().map(|path| &**path))?;
+        }
         let mut recording = source::read(&self.record)?;
         agreement::check(&mut recording).map_err(Failure::internal)?;
         if recording.ranks.iter().all(Vec::is_empty) {
@@ -104,10 +108,6 @@ impl Arguments {
 
 /// Replays a record; rank 0 prints the outcome.
 pub(crate) fn run(arguments: &Arguments) -> Result<u8, Failure> {
-    one_file_for_each(&[("-J", &arguments.json), ("--csv", &arguments.csv)])?;
-    for path in arguments.json.iter().chain(&arguments.csv) {
-        OutputFile::new(path)?.is_none_of(arguments.record.iter().map(|path| &**path))?;
-    }
     // Checked once, before there are ranks.
     let ranks = || arguments.prepare().map(|prepared| prepared.scripts.len());
     job::run_recorded(&arguments.job, ranks, |builder| one_rank(arguments, builder))

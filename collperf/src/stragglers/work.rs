@@ -14,7 +14,7 @@ const MOST_UNITS: u64 = 1 << 30;
 pub(crate) struct Work {
     from: Vec<u8>,
     to: Vec<u8>,
-    /// Where the next unit copies.
+    /// The offset at which the next unit copies.
     at: usize,
     number: u64,
 }

@@ -481,3 +481,19 @@ fn a_training_of_pytorch_is_replayed() {
         assert_eq!(&replayed(&replay, rank as u64), calls, "rank {rank}");
     }
 }
+
+#[test]
+fn files_for_results_are_checked_before_anything_is_replayed() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("a.json"), "a record").unwrap();
+    for (flags, code, words) in [
+        (&["a.json", "-J", "a.json"][..], 6, "a.json: this file is read"),
+        (&[".", "--csv", "./a.json"], 6, "a.json: this file is read"),
+        (&["a.json", "-J", "out", "--csv", "./out"], 6, "-J and --csv name the same file"),
+        (&["a.json", "-J", "absent/out"], 1, "creating absent/out"),
+    ] {
+        let (found, _, complaint) = collperf(folder.path(), &[&["replay"], flags].concat());
+        assert!(found == Some(code) && complaint.contains(words), "{flags:?}: {found:?}: {complaint}");
+    }
+    assert_eq!(std::fs::read_to_string(folder.path().join("a.json")).unwrap(), "a record");
+}

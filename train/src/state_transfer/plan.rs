@@ -223,6 +223,7 @@ impl Steps<'_> {
             return Some(holders[own]);
         }
         let first = if holders.len() > COMPARED_HOLDERS { receiver.steps % holders.len() } else { 0 };
+        // Nothing received yet comes before any number of bytes.
         let compared = holders[first..].iter().chain(&holders[..first]).take(COMPARED_HOLDERS);
         let (rank, number) = *compared.min_by_key(|(rank, _)| (receiver.received.get(rank), self.sent[*rank]))?;
         receiver.steps = receiver.steps.wrapping_add(1);

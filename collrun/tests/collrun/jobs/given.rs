@@ -33,6 +33,12 @@ fn output_that_cannot_be_written_is_an_error() {
     let text = String::from_utf8_lossy(&run.stderr).into_owned();
     assert_eq!(run.status.code(), Some(1), "{text}");
     assert!(text.contains("the output of a rank could not be written: No space left on device"), "{text}");
+    // The same through a launcher for each host.
+    let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let run = collrun("--hosts localhost:2", "echo lost").stdout(full).output().unwrap();
+    let text = String::from_utf8_lossy(&run.stderr).into_owned();
+    assert_eq!(run.status.code(), Some(1), "{text}");
+    assert!(text.contains("the output of localhost could not be written: No space left on device"), "{text}");
     let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
     let run = Command::new(env!("CARGO_BIN_EXE_collrun")).arg("--help").stdout(full).output().unwrap();
     assert_eq!(run.status.code(), Some(1), "{run:?}");
